@@ -1,0 +1,43 @@
+# All that one does with Oncue; `make` alone lists it. Nothing but python3 (3.11 or newer) is needed.
+
+PYTHON_IN_VENV := .venv/bin/python
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml --extra server
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check verify generate lock clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ (ONCUE_* is passed on)
+	@tools/bootstrap server
+	@exec .venv/bin/oncue up
+
+test: ## Run the whole test suite; ARGS="-k name" is passed to pytest
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+check: ## What CI runs first: format, lint, types, import contracts, unit tests
+	@tools/bootstrap dev
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
+	$(PYTHON_IN_VENV) -m pytest -q tests/unit
+
+verify: ## Fail when a generated file (OpenAPI documents, state diagram) is stale
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m tools.generate --check
+
+generate: ## Write the generated files anew
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m tools.generate
+
+lock: ## Choose the newest allowed versions of all dependencies (needs uv, or .uv/ from a set-up)
+	$(COMPILE) --upgrade -o requirements.lock
+	$(COMPILE) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+
+clean: ## Remove what can be made again; the platform's state in .oncue/ stays
+	rm -rf .venv .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

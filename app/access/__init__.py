@@ -1,0 +1,1 @@
+"""Who calls: API keys of callers, the token of workers."""

@@ -1,0 +1,1 @@
+"""The lock holder's work: choose, claim, send, recover."""

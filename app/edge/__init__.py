@@ -1,0 +1,1 @@
+"""What every route shares: problem details, request ids, body limits."""

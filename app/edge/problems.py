@@ -1,0 +1,198 @@
+"""Errors as RFC 9457 problem details: every code and its HTTP status, written once."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from app.plumbing.database import DatabaseUnavailable
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+RETRY_SECONDS: Final = 1
+
+STATUS_OF: Final = {
+    "bad_request": 400,
+    "invalid_json": 400,
+    "unauthorized": 401,
+    "not_found": 404,
+    "job_not_found": 404,
+    "method_not_allowed": 405,
+    "request_conflict": 409,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "validation_failed": 422,
+    "internal_error": 500,
+    "overloaded": 503,
+    "database_unavailable": 503,
+    "not_ready": 503,
+}
+TITLE_OF: Final = {
+    "bad_request": "The request cannot be understood",
+    "invalid_json": "The body is not JSON",
+    "unauthorized": "A valid key is required",
+    "not_found": "There is nothing at this address",
+    "job_not_found": "There is no such job",
+    "method_not_allowed": "This address does not take this method",
+    "request_conflict": "The clientRequestId belongs to another request",
+    "body_too_large": "The body is too large",
+    "unsupported_media_type": "The body must be application/json",
+    "validation_failed": "The request is not valid",
+    "internal_error": "An error of the platform",
+    "overloaded": "Too many requests wait",
+    "database_unavailable": "The database cannot be reached",
+    "not_ready": "The process is not ready",
+}
+_CODE_OF_STATUS: Final = {
+    400: "bad_request",
+    401: "unauthorized",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+}
+
+
+class Problem(Exception):
+    """An error that the caller can act on. `detail` says what to change; extras are its fields."""
+
+    def __init__(self, code: str, detail: str, **extras: Any) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.extras = extras
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that belongs to the code."""
+        return STATUS_OF[self.code]
+
+    def document(self) -> dict[str, Any]:
+        """Return the problem details object."""
+        return {
+            "type": f"urn:oncue:problem:{self.code}",
+            "title": TITLE_OF[self.code],
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            **self.extras,
+        }
+
+
+def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    """Write a problem as an HTTP answer, with Retry-After where another try may help."""
+    all_headers = dict(headers or {})
+    if problem.status == 503:
+        all_headers.setdefault("Retry-After", str(RETRY_SECONDS))
+    if problem.status == 401:
+        all_headers.setdefault("WWW-Authenticate", "Bearer")
+    return Response(
+        orjson.dumps(problem.document()),
+        status_code=problem.status,
+        media_type=MEDIA_TYPE,
+        headers=all_headers,
+    )
+
+
+def validation_problem(errors: list[Any]) -> Problem:
+    """Turn pydantic's errors into one problem with a pointer and a sentence for each."""
+    found = []
+    for error in errors[:20]:
+        where = [part for part in error["loc"] if part not in ("body", "query", "path")]
+        found.append(
+            {
+                "pointer": "/" + "/".join(_escape(str(part)) for part in where),
+                "detail": _printable(error["msg"].removeprefix("Value error, ")),
+            }
+        )
+    first = found[0] if found else {"pointer": "/", "detail": "the request is not valid"}
+    name = first["pointer"].strip("/") or "the body"
+    return Problem("validation_failed", f"{name}: {first['detail']}", errors=found)
+
+
+def install_problems(app: FastAPI) -> None:
+    """Make every error of the application, known or not, a problem details answer."""
+
+    @app.exception_handler(Problem)
+    async def on_problem(_request: Request, problem: Problem) -> Response:
+        return problem_response(problem)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_request: Request, error: RequestValidationError) -> Response:
+        return problem_response(validation_problem(list(error.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(_request: Request, error: HTTPException) -> Response:
+        code = _CODE_OF_STATUS.get(error.status_code, "bad_request")
+        return problem_response(Problem(code, str(error.detail)), dict(error.headers or {}))
+
+    @app.exception_handler(DatabaseUnavailable)
+    async def on_database(_request: Request, _error: DatabaseUnavailable) -> Response:
+        return problem_response(
+            Problem("database_unavailable", "Nothing was stored; repeat the same request later.")
+        )
+
+    @app.exception_handler(Exception)
+    async def on_fault(request: Request, error: Exception) -> Response:
+        log.error("request_fault", path=request.url.path, exc_info=error)
+        return problem_response(
+            Problem(
+                "internal_error", "The request failed; repeat it with the same clientRequestId."
+            )
+        )
+
+
+def problem_schema() -> dict[str, Any]:
+    """Return the JSON schema of a problem, for the OpenAPI document."""
+    return {
+        "type": "object",
+        "required": ["type", "title", "status", "code", "detail"],
+        "properties": {
+            "type": {"type": "string", "description": "a URN that ends with the code"},
+            "title": {"type": "string"},
+            "status": {"type": "integer", "format": "int32"},
+            "code": {"type": "string", "description": "stable, for programs"},
+            "detail": {"type": "string", "description": "what to change, for people"},
+            "errors": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["pointer", "detail"],
+                    "properties": {
+                        "pointer": {"type": "string", "description": "RFC 6901"},
+                        "detail": {"type": "string"},
+                    },
+                },
+            },
+            "jobId": {"type": "integer", "format": "int64"},
+            "fields": {"type": "array", "items": {"type": "string"}},
+        },
+    }
+
+
+def problem_answers(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """Declare problems of a route, without a model: generated clients then parse them by status."""
+    answers: dict[int | str, dict[str, Any]] = {}
+    for code in codes:
+        status = STATUS_OF[code]
+        answers[status] = {
+            "description": TITLE_OF[code],
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+    return answers
+
+
+def _escape(part: str) -> str:
+    return _printable(part.replace("~", "~0").replace("/", "~1"))
+
+
+def _printable(text: str) -> str:
+    """A lone surrogate in the input must not break the answer that complains about it."""
+    return text.encode("utf-8", "backslashreplace").decode()[:300]

@@ -1,0 +1,85 @@
+"""What every request passes: its id, the limit of its body, and the log line of its end."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from typing import Final
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.edge.problems import Problem, problem_response
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES: Final = 256 * 1024
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_QUIET_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/internal/")
+
+
+class RequestEdge:
+    """ASGI middleware: binds `X-Request-Id`, bounds the body, and logs how the request ended."""
+
+    def __init__(self, app: ASGIApp, *, limits: dict[str, int] | None = None) -> None:
+        self._app = app
+        self._limits = limits or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        path: str = scope["path"]
+        limit = next(
+            (size for start, size in self._limits.items() if path.startswith(start)), MAX_BODY_BYTES
+        )
+        status = 0
+        started = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        received = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        try:
+            declared = headers.get("content-length", "0")
+            if declared.isdigit() and int(declared) > limit:
+                raise _too_large(limit)
+            await self._app(scope, bounded_receive, send_with_id)
+        except Problem as problem:
+            if status:
+                raise
+            response = problem_response(problem, {"Connection": "close"})
+            await response(scope, receive, send_with_id)
+        if not path.startswith(_QUIET_PATHS):
+            log.debug(
+                "request",
+                method=scope["method"],
+                path=path,
+                status=status,
+                milliseconds=round((time.perf_counter() - started) * 1000, 1),
+            )
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem("body_too_large", f"Send at most {limit} bytes.")

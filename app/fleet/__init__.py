@@ -1,0 +1,1 @@
+"""The promise to workers: heartbeats, reports, who is alive and how busy."""

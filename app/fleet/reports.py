@@ -1,0 +1,229 @@
+"""Reports of workers: each is stored for itself, so that a bad one blocks no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.edge.problems import Problem
+from app.fleet.settler import Settler, unstorable
+from app.lifecycle.moves.deliver import note_tries
+from app.lifecycle.moves.settle import Ending, Settlement, release_stopped
+from app.lifecycle.states import ExecutionStatus
+from app.metrics import Metrics
+from app.plumbing.bus import LOAD, OWED, WAKE, Bus
+from app.plumbing.database import Database
+from app.plumbing.json_text import Unencodable, plain_json
+from oncue.protocol import (
+    MAX_REPORTS_PER_REQUEST,
+    MAX_RESULT_BYTES,
+    Delivery,
+    DeliveryResult,
+    Load,
+    Outcome,
+    OutcomeStatus,
+    ReportsResponse,
+)
+
+log = structlog.get_logger(__name__)
+
+_STATUS: Final = {
+    OutcomeStatus.SUCCEEDED: ExecutionStatus.SUCCEEDED,
+    OutcomeStatus.FAILED: ExecutionStatus.FAILED,
+    OutcomeStatus.TIMED_OUT: ExecutionStatus.TIMED_OUT,
+    OutcomeStatus.CANCELLED: ExecutionStatus.CANCELLED,
+    OutcomeStatus.RETURNED: ExecutionStatus.RETURNED,
+}
+
+
+class Reports:
+    """Takes what workers report, and says what is stored and what is to be delivered."""
+
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        settler: Settler,
+        metrics: Metrics,
+        *,
+        callback_schedule_seconds: tuple[float, ...],
+    ) -> None:
+        self._database = database
+        self._bus = bus
+        self._settler = settler
+        self._metrics = metrics
+        self._schedule = callback_schedule_seconds
+
+    async def take(self, body: bytes) -> ReportsResponse:
+        """Store a batch of reports and acknowledge each that is stored.
+
+        Raises:
+            Problem: the envelope itself cannot be read.
+            DatabaseUnavailable: the worker must report again.
+        """
+        envelope = _envelope(body)
+        worker_id = str(envelope["workerId"])
+        load = Load.model_validate(envelope["load"])
+        # The run's slot is free whether or not its end can be stored now.
+        self._bus.publish(LOAD, [worker_id, load.seq, load.active])
+        endings = [
+            ending
+            for report in envelope.get("outcomes", [])
+            if (ending := read_ending(report, worker_id)) is not None
+        ]
+        settlements, released, tried = await asyncio.gather(
+            asyncio.gather(*(self._settler.settle(ending) for ending in endings)),
+            self._release([str(one) for one in envelope.get("stopped", [])]),
+            self._note(envelope.get("tries", [])),
+        )
+        return ReportsResponse(
+            acknowledged=[ending.execution_id for ending in endings],
+            acknowledged_stopped=released,
+            acknowledged_tries=tried,
+            deliveries=_deliveries(settlements),
+        )
+
+    async def _release(self, stopped: list[str]) -> list[str]:
+        if stopped:
+            released = await self._database.write(
+                lambda connection: release_stopped(connection, stopped)
+            )
+            wakes = [[queue, priority, due] for queue, priority, due in released if due is not None]
+            if wakes:
+                self._bus.publish(WAKE, wakes)
+        return stopped
+
+    async def _note(self, raw: list[Any]) -> list[str]:
+        results = []
+        for one in raw:
+            try:
+                results.append(DeliveryResult.model_validate(one))
+            except ValidationError as error:
+                log.warning("bad_delivery_result", errors=error.error_count())
+        if not results:
+            return []
+        results = [_storable(result) for result in results]
+
+        async def write(connection: AsyncConnection) -> int | None:
+            return await note_tries(
+                connection, self._database, results, schedule_seconds=self._schedule
+            )
+
+        next_try_at = await self._database.write(write)
+        for result in results:
+            outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
+            self._metrics.callback_tries.labels(outcome).inc()
+        if next_try_at is not None:
+            self._bus.publish(OWED, [next_try_at])
+        return [result.delivery_id for result in results]
+
+
+def read_ending(report: Any, worker_id: str) -> Ending | None:
+    """Read one report; an unreadable one of a known execution becomes `result_unstorable`."""
+    if not isinstance(report, dict):
+        return None
+    execution_id, job_id = report.get("executionId"), report.get("jobId")
+    if not isinstance(execution_id, str) or not isinstance(job_id, int):
+        log.warning("report_without_ids")
+        return None
+    if not execution_id.isascii() or len(execution_id) > 64 or not 0 < job_id < 2**63:
+        log.warning("report_with_impossible_ids")
+        return None
+    bare = Ending(execution_id, job_id, ExecutionStatus.FAILED, deliver_by=worker_id)
+    try:
+        outcome = Outcome.model_validate(report)
+        return ending_of(outcome, worker_id)
+    except (ValidationError, Unencodable):
+        return unstorable(bare)
+
+
+def ending_of(outcome: Outcome, worker_id: str | None) -> Ending:
+    """Turn a worker's outcome into the ending to settle.
+
+    Raises:
+        Unencodable: the result has no JSON form.
+    """
+    result = None
+    code = None if outcome.error is None else _text(outcome.error.code)
+    message = None if outcome.error is None else _text(outcome.error.message)
+    if outcome.status is OutcomeStatus.SUCCEEDED:
+        result = plain_json(outcome.result)
+        if len(result.encode()) > MAX_RESULT_BYTES:
+            return replace(
+                unstorable(
+                    Ending(
+                        outcome.execution_id,
+                        outcome.job_id,
+                        ExecutionStatus.FAILED,
+                        deliver_by=worker_id,
+                    )
+                ),
+                error_code="result_too_large",
+                error_message=f"The result is longer than {MAX_RESULT_BYTES} bytes of JSON.",
+            )
+    elif code is None:
+        code, message = str(outcome.status), ""
+    return Ending(
+        execution_id=outcome.execution_id,
+        job_id=outcome.job_id,
+        status=_STATUS[outcome.status],
+        result=result,
+        error_code=code,
+        error_message=message,
+        retryable=outcome.retryable,
+        retry_after_ms=outcome.retry_after_ms,
+        stopping=outcome.stopping,
+        accepted_at=outcome.accepted_at,
+        started_at=outcome.started_at,
+        finished_at=outcome.finished_at,
+        deliver_by=worker_id,
+    )
+
+
+def _envelope(body: bytes) -> dict[str, Any]:
+    # The standard parser lets a lone surrogate through, so that only its own report suffers.
+    try:
+        envelope = json.loads(body)
+        Load.model_validate(envelope["load"])
+        lists = [envelope.get(name, []) for name in ("outcomes", "stopped", "tries")]
+        if not isinstance(envelope["workerId"], str) or not all(
+            isinstance(one, list) and len(one) <= MAX_REPORTS_PER_REQUEST for one in lists
+        ):
+            raise ValueError("workerId, or a list")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Problem(
+            "validation_failed",
+            f"A report needs workerId, load and lists of at most {MAX_REPORTS_PER_REQUEST} "
+            f"({type(error).__name__}).",
+        ) from None
+    return dict(envelope)
+
+
+def _deliveries(settlements: list[Settlement]) -> list[Delivery]:
+    return [
+        Delivery(
+            delivery_id=one.delivery.delivery_id,
+            try_number=one.delivery.try_number,
+            url=one.delivery.url,
+            body=one.delivery.body,
+        )
+        for one in settlements
+        if one.delivery is not None
+    ]
+
+
+def _storable(result: DeliveryResult) -> DeliveryResult:
+    return result.model_copy(
+        update={"error": None if result.error is None else _text(result.error)}
+    )
+
+
+def _text(value: str) -> str:
+    """Replace what no database takes as text: NUL and lone surrogates."""
+    return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -1,0 +1,141 @@
+"""The lock holder's live view of the workers: what each holds now, between its beats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.fleet.balance import Slots
+from app.lifecycle.nodes import Node
+from app.lifecycle.requirement import meets
+from oncue.protocol import LEASE_SECONDS, Load, WorkerState
+
+SILENT_MS: Final = LEASE_SECONDS * 1000
+
+
+@dataclass(slots=True)
+class LiveWorker:
+    """A worker: its last row, its newest own count, and the runs sent to it but not answered."""
+
+    node: Node
+    load_seq: int
+    active: int
+    unanswered: set[str] = field(default_factory=set)
+    suspect: bool = False
+    draining: bool = False
+
+    @property
+    def live_active(self) -> int:
+        """Slots in use: its own newest count and what is on the way to it."""
+        return self.active + len(self.unanswered)
+
+
+class Roster:
+    """Counts free slots from every answer, report and beat; the newest sequence number wins."""
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self._workers: dict[str, LiveWorker] = {}
+
+    def refresh(self, nodes: Iterable[Node]) -> None:
+        """Take over the rows of all workers that are not DOWN; forget the others."""
+        seen = set()
+        for node in nodes:
+            seen.add(node.worker_id)
+            known = self._workers.get(node.worker_id)
+            if known is None:
+                self._workers[node.worker_id] = LiveWorker(node, node.load_seq, node.active)
+                continue
+            if node.last_heartbeat > known.node.last_heartbeat:
+                known.suspect = False
+            known.node = node
+            self.observe(node.worker_id, Load(seq=node.load_seq, active=node.active))
+        for worker_id in self._workers.keys() - seen:
+            del self._workers[worker_id]
+
+    def observe(self, worker_id: str, load: Load) -> bool:
+        """Take a worker's own count if it is newer; tell whether it freed a slot."""
+        worker = self._workers.get(worker_id)
+        if worker is None or load.seq <= worker.load_seq:
+            return False
+        freed = load.active < worker.active
+        worker.load_seq, worker.active = load.seq, load.active
+        return freed
+
+    def get(self, worker_id: str) -> LiveWorker | None:
+        """Return a worker that is known and not DOWN."""
+        return self._workers.get(worker_id)
+
+    def sent(self, worker_id: str, execution_id: str) -> None:
+        """Count a run as on the way from now on."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.unanswered.add(execution_id)
+
+    def answered(self, worker_id: str, execution_id: str) -> None:
+        """Stop counting a run as on the way: the worker's own count has it, or refused it."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.unanswered.discard(execution_id)
+
+    def doubt(self, worker_id: str) -> None:
+        """Deal nothing to a worker that did not answer, until it answers or beats again."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.suspect = True
+
+    def trust(self, worker_id: str) -> None:
+        """Deal to a worker again: it answered."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.suspect = False
+
+    def mark_draining(self, worker_id: str) -> None:
+        """Deal nothing to a worker that said it is draining."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.draining = True
+
+    def slots_for(self, handler: str, requirement: str) -> list[Slots]:
+        """Return the workers that may take the handler's tasks now, with what they hold."""
+        return [
+            Slots(
+                worker_id=worker.node.worker_id,
+                active=worker.live_active,
+                capacity=worker.node.capacity,
+                avg_cost_ms=worker.node.avg_cost_ms,
+                cpu_idle_percent=worker.node.cpu_idle_percent,
+                weight=worker.node.weight,
+            )
+            for worker in self._workers.values()
+            if self._takes_runs(worker)
+            and handler in worker.node.handler_names
+            and meets(requirement, worker.node.labels)
+        ]
+
+    def delivering(self) -> list[Node]:
+        """Return the live workers that deliver callbacks."""
+        return [
+            worker.node
+            for worker in self._workers.values()
+            if worker.node.delivers
+            and not worker.suspect
+            and self._beats(worker)
+            and worker.node.state is not WorkerState.DOWN
+        ]
+
+    def all(self) -> list[LiveWorker]:
+        """Return every worker that is known and not DOWN."""
+        return list(self._workers.values())
+
+    def _takes_runs(self, worker: LiveWorker) -> bool:
+        return (
+            worker.node.state is WorkerState.UP
+            and not worker.suspect
+            and not worker.draining
+            and self._beats(worker)
+        )
+
+    def _beats(self, worker: LiveWorker) -> bool:
+        return worker.node.last_heartbeat >= self._now_ms() - SILENT_MS

@@ -1,0 +1,110 @@
+"""Settling in groups: the ends that workers report and recovery finds share their commits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.moves.settle import Ending, Settled, Settlement, settle
+from app.lifecycle.states import ExecutionStatus
+from app.metrics import Metrics
+from app.plumbing.bus import ENDED, OWED, WAKE, Bus
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.group_commit import GroupCommit
+
+log = structlog.get_logger(__name__)
+
+BATCH_LIMIT = 200
+BACKLOG_LIMIT = 100_000
+
+
+class Settler:
+    """Ends executions; what it returns is committed, and everybody concerned has been told."""
+
+    def __init__(self, database: Database, bus: Bus, metrics: Metrics) -> None:
+        self._database = database
+        self._bus = bus
+        self._metrics = metrics
+        self._commits: GroupCommit[Ending, Settlement] = GroupCommit(
+            self._commit,
+            batch_limit=BATCH_LIMIT,
+            backlog_limit=BACKLOG_LIMIT,
+            shared_errors=(DatabaseUnavailable,),
+        )
+
+    async def settle(self, ending: Ending) -> Settlement:
+        """Settle one ending; one that can never be stored ends as FAILED `result_unstorable`.
+
+        Raises:
+            DatabaseUnavailable: nothing is known to be stored.
+        """
+        try:
+            return await self._commits.add(ending)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            log.warning(
+                "unstorable_report",
+                job_id=ending.job_id,
+                execution_id=ending.execution_id,
+                error=f"{type(error).__name__}",
+            )
+            return await self._commits.add(unstorable(ending))
+
+    async def drained(self) -> None:
+        """Return when nothing is being settled."""
+        await self._commits.drained()
+
+    async def _commit(self, endings: Sequence[Ending]) -> list[Settlement]:
+        async def write(connection: AsyncConnection) -> list[Settlement]:
+            return await settle(connection, self._database, endings)
+
+        settlements = await self._database.write(write)
+        self._tell(endings, settlements)
+        return settlements
+
+    def _tell(self, endings: Sequence[Ending], settlements: Sequence[Settlement]) -> None:
+        moved = [
+            (ending, one)
+            for ending, one in zip(endings, settlements, strict=True)
+            if one.kind in (Settled.ENDED, Settled.RETRIED)
+        ]
+        if moved:
+            self._bus.publish(ENDED, [[one.job_id, e.execution_id] for e, one in moved])
+        wakes = [
+            [one.queue_id, one.priority, one.next_due_ms]
+            for _, one in moved
+            if one.next_due_ms is not None
+        ]
+        if wakes:
+            self._bus.publish(WAKE, wakes)
+        if any(one.kind is Settled.ENDED and e.deliver_by is None for e, one in moved):
+            self._bus.publish(OWED, [])
+        for kind, count in Counter(one.kind for one in settlements).items():
+            self._metrics.reports.labels(kind.value).inc(count)
+        for ending, one in moved:
+            self._metrics.executions.labels(ending.status.name).inc()
+            if one.kind is Settled.ENDED and one.job_status is not None:
+                self._metrics.finished.labels(one.job_status.name).inc()
+            if one.run_ms is not None:
+                self._metrics.duration.observe(one.run_ms / 1000)
+
+
+def unstorable(ending: Ending) -> Ending:
+    """Replace what cannot be stored by a failure that can."""
+    return replace(
+        ending,
+        status=ExecutionStatus.FAILED,
+        result=None,
+        error_code="result_unstorable",
+        error_message="The outcome that the worker reported cannot be stored.",
+        retryable=False,
+        retry_after_ms=None,
+        accepted_at=None,
+        started_at=None,
+        finished_at=None,
+    )

@@ -1,0 +1,88 @@
+"""Looking at a job: now, or once it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.access.keys import Caller
+from app.edge.paging import decode_cursor, encode_cursor
+from app.edge.problems import Problem
+from app.jobs.submit import EXECUTIONS_SHOWN
+from app.jobs.views import execution_view, job_view
+from app.jobs.wait import Waiters
+from app.lifecycle.reads import JobRecord, read_executions, read_job, read_results
+from app.lifecycle.states import TERMINAL_JOBS
+from app.plumbing.database import Database
+
+
+async def look_at_job(
+    database: Database, waiters: Waiters, caller: Caller, job_id: int, *, wait_seconds: float
+) -> dict[str, Any]:
+    """Return the job, as soon as it is terminal or after `wait_seconds`, whichever is first.
+
+    Raises:
+        Problem: `job_not_found`.
+    """
+    if wait_seconds <= 0:
+        return job_view(await _find(database, caller, job_id))
+    deadline = time.monotonic() + wait_seconds
+    event = waiters.enter(job_id)
+    try:
+        while True:
+            event.clear()
+            record = await _find(database, caller, job_id)
+            left = deadline - time.monotonic()
+            if record.job["status"] in TERMINAL_JOBS or left <= 0 or waiters.closed:
+                return job_view(record)
+            try:
+                await asyncio.wait_for(event.wait(), left)
+            except TimeoutError:
+                continue
+    finally:
+        waiters.leave(job_id, event)
+
+
+async def list_executions(
+    database: Database, caller: Caller, job_id: int, *, limit: int, cursor: str | None
+) -> dict[str, Any]:
+    """Return a page of a job's executions, newest first.
+
+    Raises:
+        Problem: `job_not_found`, or `validation_failed` for a foreign cursor.
+    """
+    before = decode_cursor(cursor)
+
+    async def read(connection: AsyncConnection) -> dict[str, Any] | None:
+        if await read_job(connection, job_id, tenant_id=caller.tenant_id, executions=0) is None:
+            return None
+        rows = await read_executions(connection, job_id, before=before, limit=limit + 1)
+        page = rows[:limit]
+        results = await read_results(connection, page)
+        return {
+            "items": [execution_view(row, results) for row in page],
+            "nextCursor": encode_cursor(page[-1]["id"]) if len(rows) > limit else None,
+        }
+
+    found = await database.read(read)
+    if found is None:
+        raise _no_such_job(job_id)
+    return found
+
+
+async def _find(database: Database, caller: Caller, job_id: int) -> JobRecord:
+    record = await database.read(
+        lambda connection: read_job(
+            connection, job_id, tenant_id=caller.tenant_id, executions=EXECUTIONS_SHOWN
+        )
+    )
+    if record is None:
+        raise _no_such_job(job_id)
+    return record
+
+
+def _no_such_job(job_id: int) -> Problem:
+    return Problem("job_not_found", f"No job has the id {job_id}, or it is past its retention.")

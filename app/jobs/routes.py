@@ -1,0 +1,212 @@
+"""The routes of callers under `/openapi`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from app.access.keys import ApiKeys, Caller
+from app.edge.paging import DEFAULT_LIMIT, MAX_LIMIT, decode_cursor, encode_cursor
+from app.edge.problems import Problem, problem_answers
+from app.fleet.live import LiveFleet
+from app.jobs.look import list_executions, look_at_job
+from app.jobs.schemas import ExecutionList, HandlerList, Job, WorkerList
+from app.jobs.submit import Submitter
+from app.jobs.views import worker_view
+from app.jobs.wait import Waiters
+from app.lifecycle.nodes import read_nodes
+from app.lifecycle.states import TERMINAL_JOBS
+from app.plumbing.database import Database
+from app.settings import Settings
+
+POLL_AFTER_SECONDS = 1
+MAX_WORKERS_LISTED = 10_000
+_TERMINAL_WORDS = frozenset(status.name for status in TERMINAL_JOBS)
+
+JobId = Annotated[
+    int,
+    Path(ge=1, le=2**63 - 1, json_schema_extra={"format": "int64"}, alias="jobId"),
+]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items a page.")]
+Cursor = Annotated[
+    str | None, Query(max_length=128, description="The `nextCursor` of the page before.")
+]
+
+
+def job_routes(
+    *,
+    settings: Settings,
+    database: Database,
+    keys: ApiKeys,
+    submitter: Submitter,
+    waiters: Waiters,
+    fleet: LiveFleet,
+) -> APIRouter:
+    """Return the routes, bound to the parts that serve them."""
+    router = APIRouter(prefix="/openapi", tags=["jobs"])
+
+    def identify(request: Request) -> Caller:
+        return keys.caller(request.headers)
+
+    Identified = Annotated[Caller, Depends(identify)]
+
+    @router.post(
+        "/jobs",
+        status_code=202,
+        response_model=Job,
+        summary="Submit a job",
+        responses={
+            200: {"model": Job, "description": "A repeat: this request's job, as it is now"},
+            202: {"description": "Accepted: the job is stored and will run"},
+            **problem_answers(
+                "invalid_json",
+                "unauthorized",
+                "request_conflict",
+                "body_too_large",
+                "unsupported_media_type",
+                "validation_failed",
+                "overloaded",
+            ),
+        },
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {"$ref": "#/components/schemas/SubmitJob"},
+                        "example": {
+                            "clientRequestId": "order-1001-close",
+                            "jobName": "close order 1001",
+                            "jobHandler": "echo",
+                            "params": {"orderId": 1001},
+                        },
+                    }
+                },
+            },
+            "callbacks": {"jobEnded": {"$ref": "#/components/callbacks/JobEnded"}},
+        },
+    )
+    async def submit_job(request: Request) -> Response:
+        """Store a job and return its id at once.
+
+        One `clientRequestId` is one job: the same body again returns the same job (200), another
+        body is refused (409) with the names of the fields that differ.
+        """
+        caller = keys.caller(request.headers)
+        _require_json(request)
+        submitted = await submitter.submit(caller, await request.body())
+        return _json(
+            submitted.job,
+            202 if submitted.created else 200,
+            {
+                "Location": f"/openapi/jobs/{submitted.job['jobId']}",
+                **_job_headers(submitted.job),
+            },
+        )
+
+    @router.get(
+        "/jobs/{jobId}",
+        response_model=Job,
+        summary="Look at a job",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job(
+        job_id: JobId,
+        caller: Identified,
+        wait: Annotated[
+            float,
+            Query(ge=0, description="Seconds to wait for the job's end (long poll)."),
+        ] = 0,
+    ) -> Response:
+        """Return a job with its newest executions; with `wait`, once it has ended."""
+        if wait > settings.long_poll_seconds:
+            raise Problem(
+                "validation_failed", f"wait: at most {settings.long_poll_seconds:g} seconds"
+            )
+        job = await look_at_job(database, waiters, caller, job_id, wait_seconds=wait)
+        return _json(job, 200, _job_headers(job))
+
+    @router.get(
+        "/jobs/{jobId}/executions",
+        response_model=ExecutionList,
+        summary="List a job's executions",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job_executions(
+        job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return every attempt to run the job, newest first, with the time of each step."""
+        return _json(await list_executions(database, caller, job_id, limit=limit, cursor=cursor))
+
+    @router.get(
+        "/workers",
+        response_model=WorkerList,
+        summary="List workers",
+        tags=["fleet"],
+        responses=problem_answers("unauthorized", "validation_failed"),
+    )
+    async def get_workers(
+        _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return the workers and their load; those that died are shown as DOWN for a day."""
+        start = decode_cursor(cursor) or 0
+        nodes = await database.read(
+            lambda connection: read_nodes(connection, include_down=True, limit=MAX_WORKERS_LISTED)
+        )
+        nodes.sort(key=lambda node: (-node.last_heartbeat, node.worker_id))
+        page = nodes[start : start + limit]
+        more = start + limit < len(nodes)
+        return _json(
+            {
+                "items": [worker_view(node) for node in page],
+                "nextCursor": encode_cursor(start + limit) if more else None,
+            }
+        )
+
+    @router.get(
+        "/handlers",
+        response_model=HandlerList,
+        summary="List handlers",
+        tags=["fleet"],
+        responses=problem_answers("unauthorized", "validation_failed"),
+    )
+    async def get_handlers(
+        _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return the handlers that live workers offer, by name."""
+        start = decode_cursor(cursor) or 0
+        offered: dict[str, dict[str, Any]] = {}
+        for node in await fleet.nodes():
+            for handler in node.handlers:
+                entry = offered.setdefault(handler["name"], {**handler, "workers": 0})
+                entry["workers"] += 1
+        names = sorted(offered)
+        return _json(
+            {
+                "items": [offered[name] for name in names[start : start + limit]],
+                "nextCursor": encode_cursor(start + limit) if start + limit < len(names) else None,
+            }
+        )
+
+    return router
+
+
+def _require_json(request: Request) -> None:
+    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
+    if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
+        raise Problem("unsupported_media_type", "Send the body as application/json.")
+
+
+def _job_headers(job: dict[str, Any]) -> dict[str, str]:
+    headers = {"ETag": f'"{job["revision"]}"'}
+    if job["status"] not in _TERMINAL_WORDS:
+        headers["Retry-After"] = str(POLL_AFTER_SECONDS)
+    return headers
+
+
+def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        orjson.dumps(document), status_code=status, media_type="application/json", headers=headers
+    )

@@ -1,0 +1,214 @@
+"""What callers send and get: camelCase, unknown fields refused, every length bounded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+MAX_PARAMS_BYTES = 64 * 1024
+MAX_LABELS = 16
+MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,63}$"
+
+
+def _printable(value: str) -> str:
+    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+        raise ValueError("control characters are not allowed")
+    return value
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_printable)]
+Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+Timestamp = Annotated[
+    str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-01-31T09:00:00.000Z"])
+]
+StatusWord = Literal[
+    "WAITING", "RUNNING", "SUCCEEDED", "FAILED", "PAUSED", "CANCELLED", "BLOCKED", "SCHEDULED"
+]
+ExecutionWord = Literal[
+    "CLAIMED", "RUNNING", "SUCCEEDED", "FAILED", "TIMED_OUT", "LOST", "CANCELLED", "RETURNED"
+]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=False, extra="forbid", frozen=True
+    )
+
+
+class SubmitJob(_Wire):
+    """A job to run once: now, at `runAt`, or after `delayMs`."""
+
+    client_request_id: Name = Field(
+        description="The idempotency key: one job for each, while the job is retained."
+    )
+    job_name: Name
+    job_handler: Name = Field(description="The name of the function that workers offer.")
+    params: Any = Field(None, description="Any JSON, up to 64 KiB; the handler's argument.")
+    run_at: AwareDatetime | None = Field(None, description="RFC 3339 with an offset.")
+    delay_ms: int | None = Field(None, ge=0, le=MAX_DELAY_MS, strict=True)
+    callback_url: Annotated[str, StringConstraints(min_length=1, max_length=2048)] | None = Field(
+        None, description="http or https; gets a signed POST when the job ends."
+    )
+    priority: int = Field(5, ge=0, le=9, strict=True, description="9 first.")
+    timeout_ms: int | None = Field(None, ge=1, le=604_800_000, strict=True)
+    max_retry: int = Field(3, ge=0, le=1000, strict=True)
+    retry_interval_seconds: float = Field(60, ge=0, le=86_400)
+    retry_backoff: Literal["fixed", "exponential"] = "fixed"
+    labels: dict[
+        Annotated[str, StringConstraints(pattern=LABEL_NAME)],
+        Annotated[str, StringConstraints(max_length=128), AfterValidator(_printable)],
+    ] = Field(
+        default_factory=dict,
+        max_length=MAX_LABELS,
+        description="`worker.NAME` asks for a worker whose label NAME has that value.",
+    )
+
+    @field_validator("run_at")
+    @classmethod
+    def _sane_year(cls, value: datetime | None) -> datetime | None:
+        if value is not None and not 1970 <= value.astimezone(UTC).year <= 2200:
+            raise ValueError("must be between the years 1970 and 2200")
+        return value
+
+    @field_validator("callback_url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            parts = urlsplit(value)
+            _ = parts.port
+        except ValueError:
+            raise ValueError("is not a URL") from None
+        if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an absolute http or https URL")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("must not carry a user name or password")
+        if not value.isprintable() or " " in value:
+            raise ValueError("must not have spaces or control characters")
+        return value
+
+    @model_validator(mode="after")
+    def _one_moment(self) -> Self:
+        if self.run_at is not None and self.delay_ms is not None:
+            raise ValueError("send runAt or delayMs, not both")
+        return self
+
+
+class JobError(_Wire):
+    """Why a job or an execution did not succeed."""
+
+    code: str
+    message: str
+
+
+class Execution(_Wire):
+    """One attempt to run the job on one worker, with the time of every step."""
+
+    execution_id: str
+    attempt: int
+    status: ExecutionWord
+    worker_id: str
+    trigger_time: Timestamp
+    claimed_at: Timestamp
+    accepted_at: Timestamp | None
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
+    result: Any
+    error: JobError | None
+    reason: str | None = Field(description="Why the platform, not the handler, ended it.")
+
+
+class Warning(_Wire):
+    """Something that keeps an accepted job from running now."""
+
+    code: str
+    message: str
+
+
+class Job(_Wire):
+    """A job as it is now."""
+
+    job_id: Int64
+    client_request_id: str | None
+    job_name: str
+    job_handler: str
+    params: Any
+    status: StatusWord
+    attempt: int = Field(description="Attempts begun so far; at most maxRetry + 1.")
+    max_retry: int
+    priority: int
+    next_trigger_time: Timestamp | None
+    result: Any
+    error: JobError | None
+    progress: Any
+    revision: int
+    created_at: Timestamp
+    updated_at: Timestamp
+    finished_at: Timestamp | None
+    executions: list[Execution] = Field(description="The newest few, newest first.")
+    warnings: list[Warning]
+
+
+class ExecutionList(_Wire):
+    """A page of executions, newest first."""
+
+    items: list[Execution]
+    next_cursor: str | None
+
+
+class Worker(_Wire):
+    """A worker as its last heartbeat described it."""
+
+    worker_id: str
+    name: str
+    url: str
+    state: Literal["UP", "DRAINING", "DOWN"]
+    version: str
+    handlers: list[str]
+    labels: dict[str, str]
+    capacity: int
+    weight: float
+    active: int
+    queued: int
+    avg_cost_ms: float
+    cpu_idle_percent: float
+    delivers: bool
+    last_heartbeat: Timestamp
+
+
+class WorkerList(_Wire):
+    """A page of workers, newest heartbeat first."""
+
+    items: list[Worker]
+    next_cursor: str | None
+
+
+class Handler(_Wire):
+    """A handler that at least one live worker offers."""
+
+    name: str
+    description: str
+    isolation: str
+    workers: int = Field(description="How many live workers offer it.")
+
+
+class HandlerList(_Wire):
+    """The handlers on offer, by name."""
+
+    items: list[Handler]
+    next_cursor: str | None

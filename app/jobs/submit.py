@@ -1,0 +1,216 @@
+"""Submission: check the shape, find the queue, commit in a group, answer new or repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.access.keys import Caller
+from app.edge.problems import Problem, validation_problem
+from app.fleet.live import LiveFleet
+from app.jobs.digest import differing_fields, request_digest
+from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
+from app.jobs.views import job_view
+from app.lifecycle.moves.settle import new_token
+from app.lifecycle.moves.submit import NewJob, insert_jobs
+from app.lifecycle.reads import JobRecord, ensure_queue, read_job
+from app.lifecycle.requirement import RequirementTooLong, requirement_of
+from app.plumbing.bus import WAKE, Bus
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.group_commit import GroupCommit, Overloaded
+from app.plumbing.json_text import Unencodable, plain_json
+from app.plumbing.times import epoch_ms
+
+EXECUTIONS_SHOWN: Final = 5
+MAX_KNOWN_QUEUES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The answer to a submission: the job's document, and whether it is new."""
+
+    job: dict[str, Any]
+    created: bool
+
+
+class Submitter:
+    """Accepts jobs: what it returns is committed."""
+
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        fleet: LiveFleet,
+        *,
+        batch_limit: int,
+        backlog_limit: int,
+    ) -> None:
+        self._database = database
+        self._bus = bus
+        self._fleet = fleet
+        self._queues: dict[tuple[int, str, str], int] = {}
+        self._commits: GroupCommit[NewJob, RowMapping] = GroupCommit(
+            self._commit,
+            batch_limit=batch_limit,
+            backlog_limit=backlog_limit,
+            shared_errors=(DatabaseUnavailable,),
+        )
+
+    @property
+    def backlog(self) -> int:
+        """How many submissions wait for the next commit."""
+        return self._commits.backlog
+
+    async def submit(self, caller: Caller, body: bytes) -> Submitted:
+        """Accept one job; once this returns, the job is in the database.
+
+        Raises:
+            Problem: `invalid_json`, `validation_failed`, `request_conflict` or `overloaded`.
+            DatabaseUnavailable: nothing is known to be stored.
+        """
+        new, request = await self._checked(caller, body)
+        try:
+            row = await self._commits.add(new)
+        except Overloaded:
+            raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
+        if row["submit_token"] == new.submit_token:
+            warnings = await self._warnings(request.job_handler)
+            return Submitted(job_view(JobRecord(row, (), new.params, {}), warnings), created=True)
+        return await self._repeated(caller, new, row)
+
+    async def drained(self) -> None:
+        """Return when every accepted submission is committed."""
+        await self._commits.drained()
+
+    async def _checked(self, caller: Caller, body: bytes) -> tuple[NewJob, SubmitJob]:
+        sent = parse_object(body)
+        try:
+            request = SubmitJob.model_validate(sent)
+            params = None if request.params is None else plain_json(request.params)
+            digest = request_digest(sent)
+        except ValidationError as error:
+            raise validation_problem(list(error.errors(include_url=False))) from None
+        except Unencodable:
+            raise Problem(
+                "validation_failed", "params: numbers must be finite and text must be Unicode"
+            ) from None
+        if params is not None and (size := len(params.encode())) > MAX_PARAMS_BYTES:
+            raise Problem(
+                "validation_failed",
+                f"params: {size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
+                "store the data elsewhere and pass a reference",
+            )
+        try:
+            requirement = requirement_of(request.labels)
+        except RequirementTooLong as error:
+            raise Problem("validation_failed", f"labels: {error}") from None
+        queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
+        new = NewJob(
+            tenant_id=caller.tenant_id,
+            client_request_id=request.client_request_id,
+            request_digest=digest,
+            submit_token=new_token(),
+            job_name=request.job_name,
+            job_handler=request.job_handler,
+            queue_id=queue_id,
+            priority=request.priority,
+            max_retry=request.max_retry,
+            retry_interval_ms=round(request.retry_interval_seconds * 1000),
+            retry_backoff=request.retry_backoff,
+            due_ms=None if request.run_at is None else epoch_ms(request.run_at),
+            delay_ms=request.delay_ms or 0,
+            timeout_ms=request.timeout_ms,
+            callback_url=request.callback_url,
+            params=params,
+            labels=request.labels,
+        )
+        return new, request
+
+    async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
+        key = (tenant_id, job_handler, requirement)
+        known = self._queues.get(key)
+        if known is not None:
+            return known
+
+        async def ensure(connection: AsyncConnection) -> int:
+            return await ensure_queue(
+                connection,
+                self._database,
+                tenant_id=tenant_id,
+                job_handler=job_handler,
+                requirement=requirement,
+            )
+
+        if len(self._queues) >= MAX_KNOWN_QUEUES:
+            self._queues.clear()
+        self._queues[key] = queue_id = await self._database.write(ensure)
+        return queue_id
+
+    async def _commit(self, jobs: Sequence[NewJob]) -> list[RowMapping]:
+        async def insert(connection: AsyncConnection) -> dict[tuple[int, str], RowMapping]:
+            return await insert_jobs(connection, self._database, jobs)
+
+        found = await self._database.write(insert)
+        rows = [found[(job.tenant_id, job.client_request_id)] for job in jobs]
+        earliest: dict[tuple[int, int], int] = {}
+        for job, row in zip(jobs, rows, strict=True):
+            if row["submit_token"] == job.submit_token:
+                place = (row["queue_id"], row["priority"])
+                due = row["next_trigger_time"]
+                earliest[place] = min(due, earliest.get(place, due))
+        if earliest:
+            self._bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
+        return rows
+
+    async def _warnings(self, job_handler: str) -> list[dict[str, str]]:
+        if await self._fleet.offers(job_handler):
+            return []
+        return [
+            {
+                "code": "no_live_worker",
+                "message": f"No live worker offers the handler {job_handler!r}; "
+                "the job waits until one does.",
+            }
+        ]
+
+    async def _repeated(self, caller: Caller, new: NewJob, row: RowMapping) -> Submitted:
+        fields = differing_fields(row["request_digest"], new.request_digest)
+        if fields:
+            raise Problem(
+                "request_conflict",
+                f"This clientRequestId belongs to job {row['id']}, which was sent with other "
+                f"values of: {', '.join(fields)}. Use a new clientRequestId for a new job.",
+                jobId=row["id"],
+                fields=fields,
+            )
+        record = await self._database.read(
+            lambda connection: read_job(
+                connection,
+                row["id"],
+                tenant_id=caller.tenant_id,
+                executions=EXECUTIONS_SHOWN,
+            )
+        )
+        # Retention may have taken an old job between the two statements.
+        return Submitted(job_view(record or JobRecord(row, (), new.params, {})), created=False)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Read a body as a JSON object; integers keep all their digits.
+
+    Raises:
+        Problem: `invalid_json`.
+    """
+    try:
+        sent = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Problem("invalid_json", f"The body must be one JSON object: {error}.") from None
+    if not isinstance(sent, dict):
+        raise Problem("invalid_json", "The body must be one JSON object.")
+    return sent

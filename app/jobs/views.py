@@ -1,0 +1,95 @@
+"""Rows as the documents that callers see. Bodies are passed through as text, not parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from app.lifecycle.nodes import Node
+from app.lifecycle.reads import JobRecord
+from app.lifecycle.states import TERMINAL_JOBS, ExecutionStatus, JobStatus
+from app.plumbing.times import rfc3339
+
+
+def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """Show a job with its newest executions."""
+    job = record.job
+    status = JobStatus(job["status"])
+    result = None
+    if status is JobStatus.SUCCEEDED:
+        result = _fragment(record.results.get(job["execution_id"]))
+    waits = status not in TERMINAL_JOBS and status is not JobStatus.RUNNING
+    return {
+        "jobId": job["id"],
+        "clientRequestId": job["client_request_id"],
+        "jobName": job["job_name"],
+        "jobHandler": job["job_handler"],
+        "params": _fragment(record.params),
+        "status": status.name,
+        "attempt": job["attempt"],
+        "maxRetry": job["max_retry"],
+        "priority": job["priority"],
+        "nextTriggerTime": _time(job["next_trigger_time"]) if waits else None,
+        "result": result,
+        "error": _error(job["error_code"], job["error_message"]),
+        "progress": None,
+        "revision": job["revision"],
+        "createdAt": _time(job["created_at"]),
+        "updatedAt": _time(job["updated_at"]),
+        "finishedAt": _time(job["finished_at"]),
+        "executions": [execution_view(row, record.results) for row in record.executions],
+        "warnings": [dict(warning) for warning in warnings],
+    }
+
+
+def execution_view(row: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, Any]:
+    """Show one execution."""
+    return {
+        "executionId": row["execution_id"],
+        "attempt": row["attempt"],
+        "status": ExecutionStatus(row["status"]).name,
+        "workerId": row["worker_id"],
+        "triggerTime": _time(row["trigger_ts"]),
+        "claimedAt": _time(row["claimed_at"]),
+        "acceptedAt": _time(row["accepted_at"]),
+        "startedAt": _time(row["started_at"]),
+        "finishedAt": _time(row["finished_at"]),
+        "result": _fragment(results.get(row["execution_id"])),
+        "error": _error(row["error_code"], row["error_message"]),
+        "reason": row["reason"],
+    }
+
+
+def worker_view(node: Node) -> dict[str, Any]:
+    """Show one worker."""
+    return {
+        "workerId": node.worker_id,
+        "name": node.name,
+        "url": node.url,
+        "state": str(node.state),
+        "version": node.version,
+        "handlers": sorted(node.handler_names),
+        "labels": node.labels,
+        "capacity": node.capacity,
+        "weight": node.weight,
+        "active": node.active,
+        "queued": node.queued,
+        "avgCostMs": node.avg_cost_ms,
+        "cpuIdlePercent": node.cpu_idle_percent,
+        "delivers": node.delivers,
+        "lastHeartbeat": rfc3339(node.last_heartbeat),
+    }
+
+
+def _fragment(body: str | None) -> Any:
+    return None if body is None else orjson.Fragment(body)
+
+
+def _time(epoch_ms: int | None) -> str | None:
+    return None if epoch_ms is None else rfc3339(epoch_ms)
+
+
+def _error(code: str | None, message: str | None) -> dict[str, str] | None:
+    return None if code is None else {"code": code, "message": message or ""}

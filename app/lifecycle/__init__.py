@@ -1,0 +1,1 @@
+"""Everything that reads or writes the job tables: states, moves and reads."""

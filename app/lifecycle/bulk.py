@@ -1,0 +1,51 @@
+"""One UPDATE for many rows that get different values, given as one JSON parameter.
+
+MySQL reads the rows through JSON_TABLE, SQLite through json_each. The joined table comes
+second and is reached by its key, so that only the rows named are locked (STRAIGHT_JOIN: the
+optimizer would else start from an index of the table and lock ranges of it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from sqlalchemy import TextClause, text
+
+
+def update_from_rows(
+    *,
+    sqlite: bool,
+    table: str,
+    key: str,
+    columns: Mapping[str, str],
+    assignments: str,
+    guard: str,
+) -> TextClause:
+    """Build `UPDATE table AS j ... FROM rows AS v` with the parameter `:rows`.
+
+    `columns` names the fields of each row and their SQL types; `key` is the one joined to the
+    table's column of that name, and `v.<field>` is used in `assignments` and `guard`. Fields
+    must not be named like columns that are assigned.
+    """
+    if sqlite:
+        fields = ", ".join(f"json_extract(value, '$.{name}') AS v_{name}" for name in columns)
+        statement = (
+            f"UPDATE {table} AS j SET {assignments} "
+            f"FROM (SELECT {fields} FROM json_each(:rows)) AS v "
+            f"WHERE j.{key} = v.v_{key} AND {guard}"
+        )
+    else:
+        fields = ", ".join(f"v_{name} {kind} PATH '$.{name}'" for name, kind in columns.items())
+        statement = (
+            f"UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS ({fields})) AS v "
+            f"STRAIGHT_JOIN {table} AS j ON j.{key} = v.v_{key} "
+            f"SET {assignments} WHERE {guard}"
+        )
+    return text(statement)
+
+
+def rows_json(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Encode rows for `:rows`; order them by key first, which is the order of the locks."""
+    return orjson.dumps(rows).decode()

@@ -1,0 +1,282 @@
+"""The move `claim`: WAITING tasks become RUNNING executions of chosen workers, each exactly once.
+
+The guard is in the UPDATE (status, version, the holder's term); what it won is read back by the
+claim token. Two dispatchers that try the same row cannot both win it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.reads import read_now, read_payloads
+from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
+from app.plumbing.database import Database
+
+_CLAIMABLE: Final = in_list(sources("claim", JobKind.TASK))
+
+
+class Probe(NamedTuple):
+    """One indexed range to read: a queue's tasks of one priority after the last claimed one."""
+
+    queue_id: int
+    priority: int
+    after_due_ms: int
+    after_id: int
+    limit: int
+
+
+class Candidate(NamedTuple):
+    """A waiting task as a plain read saw it; only the claim decides."""
+
+    job_id: int
+    version: int
+    queue_id: int
+    priority: int
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a read of the ranges saw: tasks in order of claim, and when the next one is due."""
+
+    due: list[Candidate]
+    next_due_ms: dict[int, int]
+    """Earliest later due time seen in each queue, epoch ms."""
+    priorities: dict[int, set[int]]
+    """The priorities in which each queue has waiting tasks."""
+    now_ms: int | None
+
+
+def probe_sql(database: Database, probes: Sequence[Probe]) -> str:
+    """Build the read of all ranges as one statement; every value in it is an integer."""
+    hint = "" if database.is_sqlite else "FORCE INDEX (ix_job_info_claim) "
+    arms = [
+        "SELECT * FROM (SELECT id, version, queue_id, priority, next_trigger_time, "
+        f"{database.now_ms} AS now_ms FROM job_info {hint}"
+        f"WHERE status = {_CLAIMABLE} AND queue_id = {int(probe.queue_id)} "
+        f"AND priority = {int(probe.priority)} "
+        f"AND next_trigger_time >= {int(probe.after_due_ms)} "
+        f"AND (next_trigger_time > {int(probe.after_due_ms)} OR id > {int(probe.after_id)}) "
+        "AND stopping_execution_id IS NULL "
+        f"ORDER BY next_trigger_time, id LIMIT {int(probe.limit)}) AS range{number}"
+        for number, probe in enumerate(probes)
+    ]
+    return " UNION ALL ".join(arms)
+
+
+async def find_due(
+    connection: AsyncConnection, database: Database, probes: Sequence[Probe]
+) -> Found:
+    """Read the ranges without locks. Tasks that are not due yet only tell when to look again."""
+    found = Found([], {}, {}, None)
+    now = None
+    for job_id, version, queue_id, priority, due_ms, now_ms in await connection.exec_driver_sql(
+        probe_sql(database, probes)
+    ):
+        now = int(now_ms)
+        found.priorities.setdefault(queue_id, set()).add(priority)
+        if due_ms <= now:
+            found.due.append(Candidate(job_id, version, queue_id, priority, due_ms))
+        else:
+            known = found.next_due_ms.get(queue_id)
+            found.next_due_ms[queue_id] = due_ms if known is None else min(known, due_ms)
+    found.due.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
+    return Found(found.due, found.next_due_ms, found.priorities, now)
+
+
+class Assignment(NamedTuple):
+    """A candidate dealt to a worker, with the id its execution will have."""
+
+    job_id: int
+    version: int
+    worker_id: str
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An execution that this dispatcher owns: committed, and now to be sent. `params` is JSON text."""
+
+    job_id: int
+    execution_id: str
+    worker_id: str
+    trigger_ts: int
+    attempt: int
+    max_retry: int
+    job_name: str
+    job_handler: str
+    client_request_id: str | None
+    timeout_ms: int | None
+    shard_index: int
+    shard_total: int
+    queue_id: int
+    due_ms: int
+    params: str | None
+    claimed_at: int
+
+
+_SKIP_LOCKED: Final = text(
+    "SELECT id FROM job_info FORCE INDEX (PRIMARY) "
+    f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id FOR UPDATE SKIP LOCKED"
+).bindparams(bindparam("ids", expanding=True))
+
+_ASSIGNMENT_COLUMNS: Final = {
+    "id": "BIGINT",
+    "version": "INT",
+    "worker": "VARCHAR(128)",
+    "execution": "VARCHAR(36)",
+}
+_CLAIM: Final = {
+    sqlite: update_from_rows(
+        sqlite=sqlite,
+        table="job_info",
+        key="id",
+        columns=_ASSIGNMENT_COLUMNS,
+        assignments=(
+            f"status = {int(JobStatus.RUNNING)}, version = j.version + 1, claim_token = :token, "
+            "owner_worker_id = v.v_worker, execution_id = v.v_execution, attempt = j.attempt + 1, "
+            "trigger_ts = CASE WHEN j.next_trigger_time > j.trigger_ts "
+            "THEN j.next_trigger_time ELSE j.trigger_ts + 1 END, updated_at = :now"
+        ),
+        guard=(
+            f"j.status = {_CLAIMABLE} AND j.version = v.v_version "
+            "AND j.next_trigger_time <= :now AND j.stopping_execution_id IS NULL "
+            "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
+        ),
+    )
+    for sqlite in (True, False)
+}
+
+
+def _own(columns: str, *, sqlite: bool, tail: str = "") -> str:
+    hint = "" if sqlite else "FORCE INDEX (PRIMARY) "
+    return (
+        f"SELECT {columns} FROM job_info {hint}WHERE id IN :ids AND claim_token = :token"
+        f" AND status = {int(JobStatus.RUNNING)} ORDER BY id{tail}"
+    )
+
+
+_READ_BACK: Final = {
+    sqlite: text(
+        _own(
+            "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, "
+            "job_handler, client_request_id, timeout_ms, shard_index, shard_total, queue_id, "
+            "next_trigger_time, params, params_in_payload",
+            sqlite=sqlite,
+        )
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite in (True, False)
+}
+_LOG_INSERT: Final = (
+    "INSERT INTO job_log (execution_id, job_id, attempt, trigger_ts, worker_id, term, status, "
+    "claimed_at) VALUES (:execution_id, :job_id, :attempt, :trigger_ts, :worker_id, :term, "
+    ":status, :claimed_at) "
+)
+
+
+async def claim(
+    connection: AsyncConnection,
+    database: Database,
+    assignments: Sequence[Assignment],
+    *,
+    token: str,
+    term: int,
+) -> list[Claimed]:
+    """Claim what is still free of `assignments`, and return exactly what this call won.
+
+    Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
+    same token: what an earlier, unacknowledged commit won is returned again.
+    """
+    now = await read_now(connection, database)
+    rows = {row.job_id: row for row in sorted(assignments)}
+    free = list(rows)
+    if not database.is_sqlite:
+        free = [row[0] for row in await connection.execute(_SKIP_LOCKED, {"ids": free})]
+    if free:
+        await connection.execute(
+            _CLAIM[database.is_sqlite],
+            {
+                "rows": rows_json(
+                    [
+                        {
+                            "id": rows[job_id].job_id,
+                            "version": rows[job_id].version,
+                            "worker": rows[job_id].worker_id,
+                            "execution": rows[job_id].execution_id,
+                        }
+                        for job_id in free
+                    ]
+                ),
+                "token": token,
+                "term": term,
+                "now": now,
+            },
+        )
+    own = (
+        (
+            await connection.execute(
+                _READ_BACK[database.is_sqlite], {"ids": list(rows), "token": token}
+            )
+        )
+        .mappings()
+        .all()
+    )
+    if not own:
+        return []
+    await insert_executions(
+        connection,
+        database,
+        [
+            {
+                "execution_id": row["execution_id"],
+                "job_id": row["id"],
+                "attempt": row["attempt"],
+                "trigger_ts": row["trigger_ts"],
+                "worker_id": row["owner_worker_id"],
+                "term": term,
+                "status": int(ExecutionStatus.CLAIMED),
+                "claimed_at": now,
+            }
+            for row in own
+        ],
+    )
+    long = await read_payloads(
+        connection, [(row["id"], "params") for row in own if row["params_in_payload"]]
+    )
+    return [claimed_row(row, long, now) for row in own]
+
+
+async def insert_executions(
+    connection: AsyncConnection, database: Database, rows: Sequence[dict[str, Any]]
+) -> None:
+    """Insert rows of `job_log`; one that a lost commit already wrote stays as it is."""
+    keep = "ON CONFLICT DO NOTHING" if database.is_sqlite else "ON DUPLICATE KEY UPDATE id = id"
+    await connection.execute(text(_LOG_INSERT + keep), list(rows))
+
+
+def claimed_row(row: Any, long_params: dict[tuple[int, str], str], claimed_at: int) -> Claimed:
+    """Make the execution to be sent from a row of `job_info` and the long params."""
+    return Claimed(
+        job_id=row["id"],
+        execution_id=row["execution_id"],
+        worker_id=row["owner_worker_id"],
+        trigger_ts=row["trigger_ts"],
+        attempt=row["attempt"],
+        max_retry=row["max_retry"],
+        job_name=row["job_name"],
+        job_handler=row["job_handler"],
+        client_request_id=row["client_request_id"],
+        timeout_ms=row["timeout_ms"],
+        shard_index=row["shard_index"],
+        shard_total=row["shard_total"],
+        queue_id=row["queue_id"],
+        due_ms=row["next_trigger_time"],
+        params=long_params.get((row["id"], "params"), row["params"]),
+        claimed_at=claimed_at,
+    )

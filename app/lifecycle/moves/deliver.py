@@ -1,0 +1,222 @@
+"""The outbox of callbacks: what is due, who tries it, and what came of a try."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.moves.settle import DELIVERY_LEASE_MS, OwedDelivery
+from app.lifecycle.reads import read_now
+from app.lifecycle.retry import next_try_pause_ms
+from app.lifecycle.states import DeliveryStatus
+from app.plumbing.database import Database
+from oncue.protocol import DeliveryResult
+
+_PENDING: Final = int(DeliveryStatus.PENDING)
+
+
+async def read_next_try_at(connection: AsyncConnection) -> int | None:
+    """Return when the next owed callback is due or its lease ends, epoch ms."""
+    value = (
+        await connection.execute(
+            text(f"SELECT MIN(next_try_at) FROM callback_delivery WHERE status = {_PENDING}")
+        )
+    ).scalar_one_or_none()
+    return None if value is None else int(value)
+
+
+_TAKE: Final = {
+    sqlite: update_from_rows(
+        sqlite=sqlite,
+        table="callback_delivery",
+        key="id",
+        columns={"id": "BIGINT", "seen": "BIGINT", "worker": "VARCHAR(128)"},
+        assignments=("owner_worker_id = v.v_worker, tries = j.tries + 1, next_try_at = :lease_end"),
+        guard=f"j.status = {_PENDING} AND j.next_try_at = v.v_seen",
+    )
+    for sqlite in (True, False)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A callback leased to a worker for one try."""
+
+    worker_id: str
+    delivery: OwedDelivery
+
+
+async def take_due(
+    connection: AsyncConnection, database: Database, workers: Sequence[str], *, limit: int
+) -> list[HandedOver]:
+    """Lease up to `limit` due callbacks to `workers` in turn, oldest first.
+
+    The last owner is not preferred: a lease that ran out says that it could not.
+    """
+    now = await read_now(connection, database)
+    lock = "" if database.is_sqlite else " FOR UPDATE SKIP LOCKED"
+    rows = (
+        await connection.execute(
+            text(
+                "SELECT id, delivery_id, tries, url, body, next_try_at FROM callback_delivery "
+                f"WHERE status = {_PENDING} AND next_try_at <= :now "
+                f"ORDER BY next_try_at, id LIMIT :limit{lock}"
+            ),
+            {"now": now, "limit": limit},
+        )
+    ).all()
+    if not rows:
+        return []
+    offset = random.randrange(len(workers))
+    owners = [workers[(offset + place) % len(workers)] for place in range(len(rows))]
+    await connection.execute(
+        _TAKE[database.is_sqlite],
+        {
+            "rows": rows_json(
+                sorted(
+                    (
+                        {"id": row.id, "seen": row.next_try_at, "worker": owner}
+                        for row, owner in zip(rows, owners, strict=True)
+                    ),
+                    key=lambda taken: int(taken["id"]),
+                )
+            ),
+            "lease_end": now + DELIVERY_LEASE_MS,
+        },
+    )
+    return [
+        HandedOver(owner, OwedDelivery(row.delivery_id, row.tries + 1, row.url, row.body))
+        for row, owner in zip(rows, owners, strict=True)
+    ]
+
+
+_GIVE_BACK: Final = text(
+    f"UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1 "
+    f"WHERE delivery_id IN :ids AND owner_worker_id = :worker AND status = {_PENDING}"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def give_back(
+    connection: AsyncConnection,
+    database: Database,
+    worker_id: str,
+    delivery_ids: Sequence[str],
+    *,
+    pause_ms: int,
+) -> None:
+    """Make callbacks that a worker would not take due again after a pause; no try is counted."""
+    if delivery_ids:
+        now = await read_now(connection, database)
+        await connection.execute(
+            _GIVE_BACK, {"due": now + pause_ms, "ids": list(delivery_ids), "worker": worker_id}
+        )
+
+
+_EXTEND: Final = text(
+    f"UPDATE callback_delivery SET next_try_at = :lease_end WHERE delivery_id IN :ids "
+    f"AND owner_worker_id = :worker AND status = {_PENDING}"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def extend_leases(
+    connection: AsyncConnection, database: Database, worker_id: str, delivery_ids: Sequence[str]
+) -> None:
+    """Extend the leases of the callbacks that a worker still holds."""
+    if delivery_ids:
+        now = await read_now(connection, database)
+        await connection.execute(
+            _EXTEND,
+            {
+                "lease_end": now + DELIVERY_LEASE_MS,
+                "ids": sorted(delivery_ids),
+                "worker": worker_id,
+            },
+        )
+
+
+_TRIED: Final = text(
+    f"SELECT id, delivery_id, tries FROM callback_delivery "
+    f"WHERE delivery_id IN :ids AND status = {_PENDING} ORDER BY id"
+).bindparams(bindparam("ids", expanding=True))
+_NOTE: Final = {
+    sqlite: update_from_rows(
+        sqlite=sqlite,
+        table="callback_delivery",
+        key="id",
+        columns={
+            "id": "BIGINT",
+            "status": "SMALLINT",
+            "next": "BIGINT",
+            "code": "INT",
+            "error": "VARCHAR(2000)",
+            "latency": "INT",
+            "ended": "BIGINT",
+        },
+        assignments=(
+            "status = v.v_status, next_try_at = v.v_next, last_status_code = v.v_code, "
+            "last_error = v.v_error, last_latency_ms = v.v_latency, ended_at = v.v_ended, "
+            "owner_worker_id = CASE WHEN v.v_status = 0 THEN NULL ELSE j.owner_worker_id END"
+        ),
+        guard=f"j.status = {_PENDING}",
+    )
+    for sqlite in (True, False)
+}
+
+
+async def note_tries(
+    connection: AsyncConnection,
+    database: Database,
+    results: Sequence[DeliveryResult],
+    *,
+    schedule_seconds: tuple[float, ...],
+) -> int | None:
+    """Write what came of tries, and return the earliest next try, epoch ms.
+
+    A success ends the delivery whichever try it was; a failure counts only for the newest try,
+    since another may already be under way.
+    """
+    newest: dict[str, DeliveryResult] = {}
+    for result in sorted(results, key=lambda one: (one.delivered, one.try_number)):
+        newest[result.delivery_id] = result
+    now = await read_now(connection, database)
+    changes = []
+    for row in await connection.execute(_TRIED, {"ids": sorted(newest)}):
+        result = newest[row.delivery_id]
+        if not result.delivered and result.try_number != row.tries:
+            continue
+        changes.append(_after_try(row.id, result, now, schedule_seconds))
+    if changes:
+        await connection.execute(_NOTE[database.is_sqlite], {"rows": rows_json(changes)})
+    return min((row["next"] for row in changes if row["status"] == _PENDING), default=None)
+
+
+def _after_try(
+    row_id: int, result: DeliveryResult, now: int, schedule_seconds: tuple[float, ...]
+) -> dict[str, int | str | None]:
+    pause = next_try_pause_ms(
+        schedule_seconds,
+        tries=result.try_number,
+        retry_after_ms=result.retry_after_ms,
+        jitter=random.random(),
+    )
+    if result.delivered:
+        status = DeliveryStatus.DELIVERED
+    elif result.gone:
+        status = DeliveryStatus.GONE
+    else:
+        status = DeliveryStatus.EXHAUSTED if pause is None else DeliveryStatus.PENDING
+    return {
+        "id": row_id,
+        "status": int(status),
+        "next": now + (pause or 0),
+        "code": result.status_code,
+        "error": result.error,
+        "latency": result.latency_ms,
+        "ended": None if status is DeliveryStatus.PENDING else now,
+    }

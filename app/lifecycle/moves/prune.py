@@ -1,0 +1,83 @@
+"""The end of retention: finished jobs leave, by primary key, in small ordered batches."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sqlalchemy import bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, in_list
+
+
+class Pruned(NamedTuple):
+    """How far one batch got: where to go on, how many left, and whether newer jobs remain."""
+
+    cursor: int
+    deleted: int
+    more: bool
+
+
+_WALK: Final = text(
+    "SELECT id, root_id, status, finished_at, created_at FROM job_info "
+    "WHERE id > :cursor ORDER BY id LIMIT :limit"
+)
+_LIVE_ROOTS: Final = text(
+    f"SELECT id FROM job_info WHERE id IN :ids AND status NOT IN ({in_list(TERMINAL_JOBS)})"
+).bindparams(bindparam("ids", expanding=True))
+_OWED: Final = text(
+    "SELECT DISTINCT job_id FROM callback_delivery "
+    f"WHERE job_id IN :ids AND status = {int(DeliveryStatus.PENDING)}"
+).bindparams(bindparam("ids", expanding=True))
+_DELETES: Final = tuple(
+    text(f"DELETE FROM {table} WHERE {column} IN :ids").bindparams(bindparam("ids", expanding=True))
+    for table, column in (
+        ("callback_delivery", "job_id"),
+        ("job_log", "job_id"),
+        ("job_payload", "job_id"),
+        ("job_label", "job_id"),
+    )
+)
+_DELETE_JOBS: Final = text(
+    f"DELETE FROM job_info WHERE id IN :ids AND status IN ({in_list(TERMINAL_JOBS)})"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def prune_batch(
+    connection: AsyncConnection, *, cursor: int, before_ms: int, limit: int
+) -> Pruned:
+    """Delete those of the next `limit` jobs that ended before `before_ms`.
+
+    A job stays while a callback of it is owed or its root is not terminal. Ids grow with the
+    time of creation, so the walk ends at the first job created after `before_ms`.
+    """
+    rows = (await connection.execute(_WALK, {"cursor": cursor, "limit": limit})).all()
+    old = [row for row in rows if row.created_at < before_ms]
+    ended = {
+        row.id: row.root_id
+        for row in old
+        if row.status in TERMINAL_JOBS
+        and row.finished_at is not None
+        and row.finished_at < before_ms
+    }
+    if ended:
+        roots = sorted({root for root in ended.values() if root is not None})
+        live = (
+            {row[0] for row in await connection.execute(_LIVE_ROOTS, {"ids": roots})}
+            if roots
+            else set()
+        )
+        owed = {row[0] for row in await connection.execute(_OWED, {"ids": sorted(ended)})}
+        leaving = sorted(
+            job_id for job_id, root in ended.items() if root not in live and job_id not in owed
+        )
+    else:
+        leaving = []
+    if leaving:
+        for statement in (*_DELETES, _DELETE_JOBS):
+            await connection.execute(statement, {"ids": leaving})
+    return Pruned(
+        cursor=rows[-1].id if rows else cursor,
+        deleted=len(leaving),
+        more=len(rows) == limit and len(old) == len(rows),
+    )

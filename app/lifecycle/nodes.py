@@ -1,0 +1,172 @@
+"""The rows of workers: their beats, and the mark of a proven death."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from sqlalchemy import bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.plumbing.database import Database
+from oncue.protocol import Heartbeat, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A worker as its last committed beat described it."""
+
+    worker_id: str
+    name: str
+    boot_id: str
+    url: str
+    version: str
+    state: WorkerState
+    handlers: tuple[dict[str, str], ...]
+    labels: dict[str, str]
+    capacity: int
+    weight: float
+    delivers: bool
+    load_seq: int
+    active: int
+    queued: int
+    avg_cost_ms: float
+    cpu_idle_percent: float
+    held: frozenset[str]
+    beats: int
+    last_heartbeat: int
+
+    @property
+    def handler_names(self) -> frozenset[str]:
+        """The names of the handlers it offers."""
+        return frozenset(handler["name"] for handler in self.handlers)
+
+
+_COLUMNS: Final = (
+    "id, name, boot_id, url, version, state, handlers, labels, capacity, weight, delivers, "
+    "load_seq, active, queued, avg_cost_ms, cpu_idle_percent, held, beats, last_heartbeat"
+)
+_VALUES: Final = (
+    ":id, :name, :boot_id, :url, :version, :state, :handlers, :labels, :capacity, :weight, "
+    ":delivers, :load_seq, :active, :queued, :avg_cost_ms, :cpu_idle_percent, :held"
+)
+_CHANGING: Final = (
+    "url",
+    "version",
+    "handlers",
+    "labels",
+    "capacity",
+    "weight",
+    "delivers",
+    "load_seq",
+    "active",
+    "queued",
+    "avg_cost_ms",
+    "cpu_idle_percent",
+    "held",
+    "last_heartbeat",
+)
+
+
+def _upsert(database: Database, *, revive: bool) -> str:
+    """A worker that was declared DOWN stays so while it holds runs that were given away."""
+    new = "excluded.{0}" if database.is_sqlite else "VALUES({0})"
+    changes = ", ".join(f"{name} = {new.format(name)}" for name in _CHANGING)
+    state = new.format("state")
+    if not revive:
+        down = f"'{WorkerState.DOWN}'"
+        state = f"CASE WHEN worker_node.state = {down} THEN {down} ELSE {state} END"
+    head = "ON CONFLICT (id) DO UPDATE SET" if database.is_sqlite else "ON DUPLICATE KEY UPDATE"
+    return (
+        f"INSERT INTO worker_node ({_COLUMNS}, first_heartbeat) "
+        f"VALUES ({_VALUES}, 1, {database.now_ms}, {database.now_ms}) "
+        f"{head} {changes}, state = {state}, beats = worker_node.beats + 1"
+    )
+
+
+async def record_beat(
+    connection: AsyncConnection, database: Database, beat: Heartbeat, *, revive: bool
+) -> None:
+    """Write what a worker says of itself, at the database's time."""
+    await connection.execute(
+        text(_upsert(database, revive=revive)),
+        {
+            "id": beat.worker_id,
+            "name": beat.name,
+            "boot_id": beat.boot_id,
+            "url": beat.url.rstrip("/"),
+            "version": beat.version,
+            "state": str(beat.state),
+            "handlers": orjson.dumps([one.model_dump() for one in beat.handlers]).decode(),
+            "labels": orjson.dumps(beat.labels).decode(),
+            "capacity": beat.capacity,
+            "weight": beat.weight,
+            "delivers": beat.delivers,
+            "load_seq": beat.load.seq,
+            "active": beat.load.active,
+            "queued": beat.load.queued,
+            "avg_cost_ms": beat.avg_cost_ms,
+            "cpu_idle_percent": beat.cpu_idle_percent,
+            "held": orjson.dumps([one.execution_id for one in beat.held]).decode(),
+        },
+    )
+
+
+async def read_nodes(
+    connection: AsyncConnection, *, include_down: bool = False, limit: int | None = None
+) -> list[Node]:
+    """Return the workers that are not DOWN (or all), newest beat first."""
+    where = "" if include_down else f"WHERE state <> '{WorkerState.DOWN}' "
+    bound = "" if limit is None else f" LIMIT {int(limit)}"
+    rows = await connection.execute(
+        text(f"SELECT {_COLUMNS} FROM worker_node {where}ORDER BY last_heartbeat DESC, id{bound}")
+    )
+    return [
+        Node(
+            worker_id=row["id"],
+            name=row["name"],
+            boot_id=row["boot_id"],
+            url=row["url"],
+            version=row["version"],
+            state=WorkerState(row["state"]),
+            handlers=tuple(orjson.loads(row["handlers"])),
+            labels=orjson.loads(row["labels"]),
+            capacity=row["capacity"],
+            weight=row["weight"],
+            delivers=bool(row["delivers"]),
+            load_seq=row["load_seq"],
+            active=row["active"],
+            queued=row["queued"],
+            avg_cost_ms=row["avg_cost_ms"],
+            cpu_idle_percent=row["cpu_idle_percent"],
+            held=frozenset(orjson.loads(row["held"])),
+            beats=row["beats"],
+            last_heartbeat=row["last_heartbeat"],
+        )
+        for row in rows.mappings()
+    ]
+
+
+async def mark_down(connection: AsyncConnection, worker_id: str, *, last_heartbeat: int) -> bool:
+    """Declare a worker dead unless it has beaten since; the row count tells."""
+    done = await connection.execute(
+        text(
+            f"UPDATE worker_node SET state = '{WorkerState.DOWN}' WHERE id = :id "
+            f"AND last_heartbeat = :seen AND state <> '{WorkerState.DOWN}'"
+        ),
+        {"id": worker_id, "seen": last_heartbeat},
+    )
+    return bool(done.rowcount)
+
+
+_FORGET: Final = text(
+    f"DELETE FROM worker_node WHERE id IN :ids AND state = '{WorkerState.DOWN}'"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def forget_nodes(connection: AsyncConnection, worker_ids: Sequence[str]) -> None:
+    """Remove workers that have long been DOWN."""
+    if worker_ids:
+        await connection.execute(_FORGET, {"ids": sorted(worker_ids)})

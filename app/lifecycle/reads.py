@@ -1,0 +1,211 @@
+"""Reads of jobs, executions and queues. Nothing here scans: each has its key or index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.states import JobStatus
+from app.plumbing.database import Database
+
+JOB_COLUMNS: Final = (
+    "id, tenant_id, client_request_id, request_digest, submit_token, parent_id, kind, job_name, "
+    "job_handler, queue_id, status, priority, next_trigger_time, trigger_ts, owner_worker_id, "
+    "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
+    "callback_url, params, params_in_payload, error_code, error_message, version, revision, "
+    "created_at, updated_at, finished_at"
+)
+EXECUTION_COLUMNS: Final = (
+    "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "
+    "accepted_at, started_at, finished_at, error_code, error_message, reason, result, "
+    "result_in_payload, stale_at, stale_status"
+)
+
+
+async def read_now(connection: AsyncConnection, database: Database) -> int:
+    """Return the database's time inside this transaction, epoch milliseconds."""
+    return int((await connection.exec_driver_sql(f"SELECT {database.now_ms}")).scalar_one())
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job with its newest executions (newest first) and its bodies as JSON text."""
+
+    job: RowMapping
+    executions: tuple[RowMapping, ...]
+    params: str | None
+    results: dict[str, str]
+    """Result of each execution that has one, by execution id."""
+
+
+async def read_job(
+    connection: AsyncConnection, job_id: int, *, tenant_id: int, executions: int
+) -> JobRecord | None:
+    """Return one job of the tenant with up to `executions` of its newest executions."""
+    job = (
+        (
+            await connection.execute(
+                text(f"SELECT {JOB_COLUMNS} FROM job_info WHERE id = :id AND tenant_id = :tenant"),
+                {"id": job_id, "tenant": tenant_id},
+            )
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if job is None:
+        return None
+    newest: Sequence[RowMapping] = []
+    if job["attempt"] or job["execution_id"]:
+        newest = await read_executions(connection, job_id, before=None, limit=executions)
+    bodies = await _bodies(connection, [job], newest)
+    params = bodies.get((job_id, "params"), job["params"])
+    return JobRecord(job, tuple(newest), params, results_of(newest, bodies))
+
+
+async def read_executions(
+    connection: AsyncConnection, job_id: int, *, before: int | None, limit: int
+) -> Sequence[RowMapping]:
+    """Return up to `limit` executions of a job, newest first, older than the log id `before`."""
+    older = "" if before is None else "AND id < :before "
+    rows = await connection.execute(
+        text(
+            f"SELECT {EXECUTION_COLUMNS} FROM job_log WHERE job_id = :job {older}"
+            "ORDER BY id DESC LIMIT :limit"
+        ),
+        {"job": job_id, "limit": limit} | ({} if before is None else {"before": before}),
+    )
+    return rows.mappings().all()
+
+
+async def read_results(
+    connection: AsyncConnection, executions: Sequence[RowMapping]
+) -> dict[str, str]:
+    """Return the result of each execution that has one, by execution id, as JSON text."""
+    return results_of(executions, await _bodies(connection, [], executions))
+
+
+def results_of(
+    executions: Iterable[RowMapping], bodies: dict[tuple[int, str], str]
+) -> dict[str, str]:
+    """Pick the results of `executions` from their rows and from the long bodies."""
+    found = {}
+    for row in executions:
+        body = bodies.get((row["job_id"], row["execution_id"]), row["result"])
+        if body is not None:
+            found[row["execution_id"]] = body
+    return found
+
+
+async def _bodies(
+    connection: AsyncConnection, jobs: Sequence[Any], executions: Sequence[Any]
+) -> dict[tuple[int, str], str]:
+    wanted = [(row["id"], "params") for row in jobs if row["params_in_payload"]] + [
+        (row["job_id"], row["execution_id"]) for row in executions if row["result_in_payload"]
+    ]
+    return await read_payloads(connection, wanted)
+
+
+_PAYLOADS: Final = text(
+    "SELECT job_id, slot, body FROM job_payload WHERE job_id IN :jobs AND slot IN :slots"
+).bindparams(bindparam("jobs", expanding=True), bindparam("slots", expanding=True))
+
+
+async def read_payloads(
+    connection: AsyncConnection, wanted: Sequence[tuple[int, str]]
+) -> dict[tuple[int, str], str]:
+    """Return long bodies by (job id, slot)."""
+    if not wanted:
+        return {}
+    rows = await connection.execute(
+        _PAYLOADS,
+        {"jobs": sorted({job for job, _ in wanted}), "slots": sorted({slot for _, slot in wanted})},
+    )
+    return {(job_id, slot): body for job_id, slot, body in rows}
+
+
+_ENDED: Final = text("SELECT id FROM job_info WHERE id IN :ids AND status IN (2, 3, 5)").bindparams(
+    bindparam("ids", expanding=True)
+)
+
+
+async def read_ended(connection: AsyncConnection, job_ids: Sequence[int]) -> list[int]:
+    """Return those of the jobs that are terminal."""
+    return [row[0] for row in await connection.execute(_ENDED, {"ids": list(job_ids)})]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue: the tasks of one handler, label requirement, tenant and partition."""
+
+    queue_id: int
+    tenant_id: int
+    job_handler: str
+    requirement: str
+
+
+async def read_queues(connection: AsyncConnection) -> list[QueueRow]:
+    """Return all queues (a row for each handler, requirement and tenant that was ever used)."""
+    rows = await connection.execute(
+        text("SELECT id, tenant_id, job_handler, requirement FROM queue")
+    )
+    return [QueueRow(*row) for row in rows]
+
+
+async def ensure_queue(
+    connection: AsyncConnection,
+    database: Database,
+    *,
+    tenant_id: int,
+    job_handler: str,
+    requirement: str,
+) -> int:
+    """Return the id of a queue, which is created when it is new."""
+    key = {"tenant": tenant_id, "handler": job_handler, "requirement": requirement}
+    find = text(
+        "SELECT id FROM queue WHERE job_handler = :handler AND requirement = :requirement "
+        "AND tenant_id = :tenant AND partition_no = 0"
+    )
+    found = (await connection.execute(find, key)).scalar_one_or_none()
+    if found is None:
+        keep = "ON CONFLICT DO NOTHING" if database.is_sqlite else "ON DUPLICATE KEY UPDATE id = id"
+        await connection.execute(
+            text(
+                "INSERT INTO queue (tenant_id, job_handler, requirement, partition_no) "
+                f"VALUES (:tenant, :handler, :requirement, 0) {keep}"
+            ),
+            key,
+        )
+        found = (await connection.execute(find, key)).scalar_one()
+    return int(found)
+
+
+async def count_due(
+    connection: AsyncConnection, database: Database, *, limit: int
+) -> dict[str, int]:
+    """Count due, waiting and running tasks for metrics, each up to `limit`, by the claim index."""
+    counts = {}
+    for name, condition in (
+        ("waiting", f"status = {int(JobStatus.WAITING)}"),
+        ("running", f"status = {int(JobStatus.RUNNING)}"),
+    ):
+        counts[name] = int(
+            (
+                await connection.exec_driver_sql(
+                    f"SELECT COUNT(*) FROM (SELECT 1 FROM job_info WHERE {condition} "
+                    f"LIMIT {int(limit)}) AS counted"
+                )
+            ).scalar_one()
+        )
+    counts["due"] = int(
+        (
+            await connection.exec_driver_sql(
+                "SELECT COUNT(*) FROM (SELECT next_trigger_time FROM job_info WHERE status = 0 "
+                f"LIMIT {int(limit)}) AS counted WHERE next_trigger_time <= {database.now_ms}"
+            )
+        ).scalar_one()
+    )
+    return counts

@@ -1,0 +1,84 @@
+"""What is running, for the holder of the dispatch lock: to start from, and to recover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.moves.claim import Claimed, claimed_row
+from app.lifecycle.reads import read_payloads
+from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
+from app.plumbing.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A RUNNING task and its execution; `accepted` is false while no worker is known to have it."""
+
+    job_id: int
+    execution_id: str
+    worker_id: str
+    trigger_ts: int
+    attempt: int
+    timeout_ms: int | None
+    claimed_at: int
+    started_at: int | None
+    accepted: bool
+
+
+_RUNNING: Final = (
+    "SELECT j.id, j.execution_id, j.owner_worker_id, j.trigger_ts, j.attempt, j.timeout_ms, "
+    "l.claimed_at, l.started_at, l.status FROM job_info AS j {hint} "
+    "JOIN job_log AS l ON l.execution_id = j.execution_id "
+    f"WHERE j.status = {int(JobStatus.RUNNING)} AND j.kind = {int(JobKind.TASK)}"
+)
+
+
+async def read_running(connection: AsyncConnection, database: Database) -> list[RunningTask]:
+    """Return all RUNNING tasks; there are never more than the fleet has slots."""
+    hint = "" if database.is_sqlite else "FORCE INDEX (ix_job_info_claim)"
+    rows = await connection.execute(text(_RUNNING.format(hint=hint)))
+    return [RunningTask(*row[:8], accepted=row[8] != ExecutionStatus.CLAIMED) for row in rows]
+
+
+_FOR_SENDING: Final = text(
+    "SELECT j.id, j.execution_id, j.owner_worker_id, j.trigger_ts, j.attempt, j.max_retry, "
+    "j.job_name, j.job_handler, j.client_request_id, j.timeout_ms, j.shard_index, j.shard_total, "
+    "j.queue_id, j.next_trigger_time, j.params, j.params_in_payload FROM job_info AS j "
+    f"WHERE j.id IN :ids AND j.status = {int(JobStatus.RUNNING)}"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def read_for_sending(
+    connection: AsyncConnection, tasks: Sequence[RunningTask]
+) -> list[Claimed]:
+    """Return the runs to send again, as they are now; those that moved on are left out."""
+    if not tasks:
+        return []
+    known = {task.job_id: task for task in tasks}
+    rows = (await connection.execute(_FOR_SENDING, {"ids": sorted(known)})).mappings().all()
+    current: list[Any] = [
+        row for row in rows if row["execution_id"] == known[row["id"]].execution_id
+    ]
+    long = await read_payloads(
+        connection, [(row["id"], "params") for row in current if row["params_in_payload"]]
+    )
+    return [claimed_row(row, long, known[row["id"]].claimed_at) for row in current]
+
+
+_WANTED: Final = text(
+    f"SELECT id, execution_id FROM job_info WHERE id IN :ids AND status = {int(JobStatus.RUNNING)}"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def read_unwanted(connection: AsyncConnection, held: Sequence[tuple[int, str]]) -> list[str]:
+    """Return those of the held (job id, execution id) that are not the job's current run."""
+    if not held:
+        return []
+    rows = await connection.execute(_WANTED, {"ids": sorted({job_id for job_id, _ in held})})
+    current = {tuple(row) for row in rows}
+    return [execution_id for job_id, execution_id in held if (job_id, execution_id) not in current]

@@ -1,0 +1,265 @@
+"""The tables, for SQLite and MySQL alike. Times are epoch milliseconds of the database's clock."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects.mysql import MEDIUMTEXT
+
+SCHEMA_REVISION: Final = 1
+"""The revision of the schema that this code was written for."""
+INLINE_BYTES: Final = 1024
+"""Params and results up to this length live in their row, longer ones in `job_payload`."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+_Key = BigInteger().with_variant(Integer, "sqlite")
+_Body = Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
+_OPTIONS: Final[dict[str, Any]] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+    "sqlite_autoincrement": True,
+}
+
+
+def _key() -> Column[int]:
+    return Column("id", _Key, primary_key=True, autoincrement=True)
+
+
+def _at_most(column: str, length: int) -> CheckConstraint:
+    """SQLite takes any length for a VARCHAR: the check makes it refuse what MySQL refuses."""
+    return CheckConstraint(f"length({column}) <= {length}", name=f"{column}_length")
+
+
+job_info = Table(
+    "job_info",
+    metadata,
+    _key(),
+    Column("tenant_id", Integer, nullable=False, server_default="0"),
+    Column("client_request_id", String(128)),
+    Column("request_digest", String(1024)),
+    Column("submit_token", String(32)),
+    Column("parent_id", BigInteger),
+    Column("root_id", BigInteger),
+    Column("nominal_time", BigInteger),
+    Column("shard_index", Integer, nullable=False, server_default="0"),
+    Column("shard_total", Integer, nullable=False, server_default="1"),
+    Column("child_key", String(128), nullable=False, server_default=""),
+    Column("kind", SmallInteger, nullable=False),
+    Column("job_name", String(128), nullable=False),
+    Column("job_handler", String(128), nullable=False),
+    Column("queue_id", BigInteger, nullable=False),
+    Column("partition_no", SmallInteger, nullable=False, server_default="0"),
+    Column("status", SmallInteger, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("next_trigger_time", BigInteger),
+    Column("trigger_ts", BigInteger, nullable=False, server_default="0"),
+    Column("owner_worker_id", String(128)),
+    Column("execution_id", String(36)),
+    Column("stopping_execution_id", String(36)),
+    Column("claim_token", String(32)),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("returned", Integer, nullable=False, server_default="0"),
+    Column("max_retry", Integer, nullable=False),
+    Column("retry_interval_ms", BigInteger, nullable=False),
+    Column("retry_backoff", String(16), nullable=False),
+    Column("timeout_ms", BigInteger),
+    Column("callback_url", String(2048)),
+    Column("params", Text),
+    Column("params_in_payload", Boolean, nullable=False, server_default="0"),
+    Column("error_code", String(64)),
+    Column("error_message", String(2000)),
+    Column("cron_expr", String(128)),
+    Column("cron_dialect", String(16)),
+    Column("timezone", String(64)),
+    Column("interval_ms", BigInteger),
+    Column("interval_mode", String(16)),
+    Column("dst_gap", String(16)),
+    Column("dst_fold", String(16)),
+    Column("misfire_policy", String(16)),
+    Column("catch_up_ms", BigInteger),
+    Column("overlap_policy", String(16)),
+    Column("jitter_ms", BigInteger),
+    Column("max_fires", BigInteger),
+    Column("fires", BigInteger, nullable=False, server_default="0"),
+    Column("start_at", BigInteger),
+    Column("end_at", BigInteger),
+    Column("version", Integer, nullable=False, server_default="0"),
+    Column("revision", Integer, nullable=False, server_default="0"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    UniqueConstraint("tenant_id", "client_request_id"),
+    UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
+    Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
+    _at_most("client_request_id", 128),
+    _at_most("job_name", 128),
+    _at_most("job_handler", 128),
+    **_OPTIONS,
+)
+
+queue = Table(
+    "queue",
+    metadata,
+    _key(),
+    Column("tenant_id", Integer, nullable=False, server_default="0"),
+    Column("job_handler", String(128), nullable=False),
+    Column("requirement", String(255), nullable=False, server_default=""),
+    Column("partition_no", SmallInteger, nullable=False, server_default="0"),
+    UniqueConstraint("job_handler", "requirement", "tenant_id", "partition_no"),
+    _at_most("job_handler", 128),
+    **_OPTIONS,
+)
+
+job_payload = Table(
+    "job_payload",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("slot", String(36), primary_key=True, comment="'params', or an execution id"),
+    Column("body", _Body, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+job_label = Table(
+    "job_label",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(64), primary_key=True),
+    Column("value", String(128), nullable=False),
+    Index("ix_job_label_name_value_job_id", "name", "value", "job_id"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+job_log = Table(
+    "job_log",
+    metadata,
+    _key(),
+    Column("execution_id", String(36), nullable=False),
+    Column("job_id", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("trigger_ts", BigInteger, nullable=False),
+    Column("worker_id", String(128), nullable=False),
+    Column("term", BigInteger, nullable=False),
+    Column("status", SmallInteger, nullable=False),
+    Column("claimed_at", BigInteger, nullable=False),
+    Column("accepted_at", BigInteger),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    Column("error_code", String(64)),
+    Column("error_message", String(2000)),
+    Column("reason", String(255), comment="why the platform, not the handler, ended it"),
+    Column("result", Text),
+    Column("result_in_payload", Boolean, nullable=False, server_default="0"),
+    Column("log_pointer", String(255)),
+    Column("stale_at", BigInteger, comment="a late report came, and changed nothing"),
+    Column("stale_status", String(16)),
+    UniqueConstraint("execution_id"),
+    Index("ix_job_log_job_id_id", "job_id", "id"),
+    **_OPTIONS,
+)
+
+worker_node = Table(
+    "worker_node",
+    metadata,
+    Column("id", String(128), primary_key=True, comment="name#bootId"),
+    Column("name", String(64), nullable=False),
+    Column("boot_id", String(64), nullable=False),
+    Column("url", String(512), nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("handlers", _Body, nullable=False),
+    Column("labels", Text, nullable=False),
+    Column("capacity", Integer, nullable=False),
+    Column("weight", Float, nullable=False),
+    Column("delivers", Boolean, nullable=False),
+    Column("load_seq", BigInteger, nullable=False),
+    Column("active", Integer, nullable=False),
+    Column("queued", Integer, nullable=False),
+    Column("avg_cost_ms", Float, nullable=False),
+    Column("cpu_idle_percent", Float, nullable=False),
+    Column("held", _Body, nullable=False),
+    Column("beats", BigInteger, nullable=False),
+    Column("first_heartbeat", BigInteger, nullable=False),
+    Column("last_heartbeat", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+callback_delivery = Table(
+    "callback_delivery",
+    metadata,
+    _key(),
+    Column("delivery_id", String(36), nullable=False),
+    Column("tenant_id", Integer, nullable=False, server_default="0"),
+    Column("job_id", BigInteger, nullable=False),
+    Column("execution_id", String(36)),
+    Column("event_type", String(32), nullable=False),
+    Column("url", String(2048), nullable=False),
+    Column("body", _Body, nullable=False),
+    Column("status", SmallInteger, nullable=False),
+    Column("tries", Integer, nullable=False, comment="begun; the last one may be under way"),
+    Column("owner_worker_id", String(128)),
+    Column("next_try_at", BigInteger, nullable=False, comment="while owned: the lease's end"),
+    Column("last_status_code", Integer),
+    Column("last_error", String(2000)),
+    Column("last_latency_ms", Integer),
+    Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    UniqueConstraint("delivery_id"),
+    Index("ix_callback_delivery_due", "status", "next_try_at", "id"),
+    Index("ix_callback_delivery_job_id", "job_id"),
+    **_OPTIONS,
+)
+
+schedule_skip = Table(
+    "schedule_skip",
+    metadata,
+    _key(),
+    Column("schedule_id", BigInteger, nullable=False),
+    Column("from_time", BigInteger, nullable=False),
+    Column("to_time", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("reason", String(32), nullable=False),
+    UniqueConstraint("schedule_id", "from_time"),
+    **_OPTIONS,
+)
+
+dispatch_term = Table(
+    "dispatch_term",
+    metadata,
+    Column("partition_no", SmallInteger, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("holder", String(128), nullable=False),
+    Column("since", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+schema_revision = Table(
+    "schema_revision",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("revision", Integer, nullable=False),
+    Column("oldest_code", Integer, nullable=False, comment="lowest code revision that works"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)

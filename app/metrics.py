@@ -1,0 +1,54 @@
+"""The dispatcher's metrics, in a registry of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_FAST: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LONG: Final = (0.001, 0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
+
+
+class Metrics:
+    """What `/metrics` shows. Names end in their unit; counters in `_total`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.accepted = Counter("oncue_jobs_accepted", "Jobs accepted", registry=r)
+        self.repeated = Counter("oncue_jobs_repeated", "Repeated submissions", registry=r)
+        self.claimed = Counter("oncue_tasks_claimed", "Tasks claimed", registry=r)
+        self.finished = Counter("oncue_jobs_finished", "Jobs ended", ["status"], registry=r)
+        self.executions = Counter(
+            "oncue_executions_ended", "Executions ended", ["status"], registry=r
+        )
+        self.reports = Counter(
+            "oncue_reports", "Reports by what they changed", ["kind"], registry=r
+        )
+        self.callback_tries = Counter(
+            "oncue_callback_tries", "Tries of callbacks", ["outcome"], registry=r
+        )
+        self.sends = Counter("oncue_sends", "POST /run by outcome", ["outcome"], registry=r)
+        self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
+        self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
+        self.in_flight = Gauge("oncue_runs_unanswered", "Runs sent, not answered", registry=r)
+        self.running = Gauge("oncue_tasks_running", "Tasks running", registry=r)
+        self.waiting = Gauge("oncue_tasks_waiting", "Tasks waiting", registry=r)
+        self.due = Gauge("oncue_tasks_due", "Waiting tasks whose time has come", registry=r)
+        self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)
+        self.long_polls = Gauge("oncue_long_polls", "Callers who wait", registry=r)
+        self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)
+        self.term = Gauge("oncue_dispatch_term", "Term of the dispatch lock", registry=r)
+        self.skew = Gauge("oncue_clock_skew_seconds", "Clock minus database's", registry=r)
+        self.workers = Gauge("oncue_workers", "Workers by state", ["state"], registry=r)
+        self.lateness = Histogram(
+            "oncue_claim_lateness_seconds", "Due time to claim", buckets=_FAST, registry=r
+        )
+        self.duration = Histogram(
+            "oncue_run_duration_seconds", "Start to end of runs", buckets=_LONG, registry=r
+        )
+
+    def render(self) -> bytes:
+        """Write all metrics in the text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,201 @@
+"""The database: engines, transactions that survive cancellation, and the retry of normal errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+from sqlalchemy import event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+log = structlog.get_logger(__name__)
+Value = TypeVar("Value")
+
+MYSQL_DEADLOCK_OR_LOCK_WAIT: Final = frozenset({1205, 1213})
+# Server gone or going, refused, lost during query, too many connections, host blocked.
+MYSQL_LOST: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2055, 4031})
+LOCK_WAIT_SECONDS: Final = 2
+IDLE_CONNECTION_SECONDS: Final = 60
+CONFLICT_TRIES: Final = 12
+LOST_TRIES: Final = 3
+
+
+class DatabaseUnavailable(Exception):
+    """The database cannot be reached, or stayed locked through all tries; nothing is known lost."""
+
+
+class Database:
+    """One database, MySQL or SQLite, behind two kinds of transaction: `write` and `read`.
+
+    SQLite has one writer: an asyncio lock keeps this process's writers in line, and BEGIN
+    IMMEDIATE keeps other processes' out from before the first read.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 16) -> None:
+        self.url: URL = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._writer_lock = asyncio.Lock() if self.is_sqlite else None
+        if self.is_sqlite:
+            if self.url.database:
+                Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            self._writers = _sqlite_engine(self.url, begin="BEGIN IMMEDIATE", pool_size=1)
+            self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4)
+        else:
+            self._writers = self._readers = _mysql_engine(self.url, pool_size)
+        self.now_ms: Final = (
+            "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+            if self.is_sqlite
+            else "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
+        )
+        """SQL for the database's UTC time in epoch milliseconds, the one clock of all due times."""
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+        """Run `work` in one transaction, commit, and return what it returned.
+
+        The transaction is shielded: a cancelled caller neither leaves it open nor half done.
+        Deadlocks, lock waits and lost connections are retried, so that `work` must be safe to
+        repeat after a commit whose outcome is unknown (idempotent by key or guard).
+
+        Raises:
+            DatabaseUnavailable: after all tries.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._retried(self._write_once, work)))
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+        """Run `work` in one read transaction.
+
+        Raises:
+            DatabaseUnavailable: after all tries.
+        """
+        return await self._retried(self._read_once, work)
+
+    async def now(self) -> int:
+        """Return the database's UTC time, epoch milliseconds."""
+
+        async def ask(connection: AsyncConnection) -> int:
+            return int((await connection.execute(text(f"SELECT {self.now_ms}"))).scalar_one())
+
+        return await self.read(ask)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._writers.dispose()
+        if self._readers is not self._writers:
+            await self._readers.dispose()
+
+    async def _write_once(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+        if self._writer_lock is None:
+            async with self._writers.begin() as connection:
+                return await work(connection)
+        async with self._writer_lock, self._writers.begin() as connection:
+            return await work(connection)
+
+    async def _read_once(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+        async with self._readers.connect() as connection:
+            return await work(connection)
+
+    async def _retried(
+        self,
+        once: Callable[[Callable[[AsyncConnection], Awaitable[Value]]], Awaitable[Value]],
+        work: Callable[[AsyncConnection], Awaitable[Value]],
+    ) -> Value:
+        conflicts = losses = 0
+        while True:
+            try:
+                return await once(work)
+            except (DBAPIError, PoolTimeout, OSError) as error:
+                if is_conflict(error):
+                    conflicts += 1
+                    if conflicts >= CONFLICT_TRIES:
+                        raise DatabaseUnavailable("the database stayed locked") from error
+                elif is_lost(error):
+                    losses += 1
+                    if losses >= LOST_TRIES:
+                        raise DatabaseUnavailable("the database cannot be reached") from error
+                else:
+                    raise
+                log.debug("database_retry", conflicts=conflicts, losses=losses)
+            # The first repeat comes at once: most conflicts are over when they are reported.
+            await asyncio.sleep(random.uniform(0, 0.005 * 2 ** min(conflicts + losses, 6)))
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Tell a deadlock, a lock wait or a busy SQLite, which are normal under load, from a fault."""
+    if not isinstance(error, DBAPIError):
+        return False
+    code = _driver_code(error)
+    return code in MYSQL_DEADLOCK_OR_LOCK_WAIT or "database is locked" in str(error.orig)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Tell a lost or refused connection, after which a commit's outcome may be unknown."""
+    if isinstance(error, (PoolTimeout, OSError)):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated or _driver_code(error) in MYSQL_LOST:
+        return True
+    return isinstance(error, (InterfaceError, OperationalError)) and (
+        "unable to open database" in str(error.orig) or "disk I/O" in str(error.orig)
+    )
+
+
+def _driver_code(error: DBAPIError) -> int | None:
+    arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else None
+
+
+def _sqlite_engine(url: URL, *, begin: str, pool_size: int) -> AsyncEngine:
+    engine = create_async_engine(
+        url, pool_size=pool_size, max_overflow=0, connect_args={"timeout": 10}
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def set_pragmas(connection: Any, _record: Any) -> None:
+        # The driver's own transactions start too late to guard a read: ours are explicit.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "busy_timeout=10000",
+            "foreign_keys=ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin_transaction(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _mysql_engine(url: URL, pool_size: int) -> AsyncEngine:
+    return create_async_engine(
+        url.update_query_dict({"charset": "utf8mb4"}),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=5,
+        pool_pre_ping=True,
+        pool_recycle=IDLE_CONNECTION_SECONDS // 2,
+        isolation_level="READ COMMITTED",
+        connect_args={
+            "connect_timeout": 5,
+            # Strict mode refuses what it would otherwise cut; the short idle time frees the
+            # row locks of a vanished process.
+            "init_command": (
+                "SET SESSION time_zone='+00:00', "
+                "sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+                f"innodb_lock_wait_timeout={LOCK_WAIT_SECONDS}, "
+                f"wait_timeout={IDLE_CONNECTION_SECONDS}"
+            ),
+        },
+    )

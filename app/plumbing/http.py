@@ -1,0 +1,92 @@
+"""Calls to workers: the one HTTP seam of the dispatcher, with the internal token and short limits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+ANSWER_SECONDS: Final = 10.0
+CONNECT_SECONDS: Final = 3.0
+
+
+class NoAnswer(Exception):
+    """The call may or may not have arrived. `connected` tells a silent peer from a failed connection."""
+
+    def __init__(self, message: str, *, connected: bool) -> None:
+        super().__init__(message)
+        self.connected = connected
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer of any status; `body` is None unless it was JSON."""
+
+    status: int
+    body: Any
+
+
+class InternalClient:
+    """Speaks JSON to workers over kept connections; redirects and proxies are not followed."""
+
+    def __init__(self, token: str) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, url: str, body: bytes, *, seconds: float = ANSWER_SECONDS) -> Reply:
+        """POST a JSON body.
+
+        Raises:
+            NoAnswer: nothing that is an HTTP answer came back.
+        """
+        return await self._call("POST", url, body, seconds)
+
+    async def get(self, url: str, *, seconds: float = ANSWER_SECONDS) -> Reply:
+        """GET a JSON document.
+
+        Raises:
+            NoAnswer: nothing that is an HTTP answer came back.
+        """
+        return await self._call("GET", url, None, seconds)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _call(self, method: str, url: str, body: bytes | None, seconds: float) -> Reply:
+        headers = self._headers if body is None else self._headers | _JSON
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._open().request(
+                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                content = await response.read()
+                return Reply(response.status, _json(content))
+        except (aiohttp.ClientError, OSError) as error:
+            # A time-out after the connection stood is a silent peer, anything else a failed one.
+            silent = isinstance(error, (TimeoutError, asyncio.TimeoutError))
+            raise NoAnswer(f"{type(error).__name__}: {error}", connected=silent) from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return orjson.loads(content) if content else None
+    except orjson.JSONDecodeError:
+        return None

@@ -1,0 +1,26 @@
+"""JSON as text, with integers exact and nothing that a database or a parser would refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class Unencodable(ValueError):
+    """A value has no JSON form: not finite, or not text."""
+
+
+def plain_json(value: Any, *, sort_keys: bool = False) -> str:
+    """Write JSON without spaces; keys keep their order unless they are to be sorted.
+
+    Raises:
+        Unencodable: it holds NaN, an infinity or a lone surrogate, or is nested too deep.
+    """
+    try:
+        text = json.dumps(
+            value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":")
+        )
+        text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unencodable(str(error)) from None
+    return text

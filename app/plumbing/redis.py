@@ -1,0 +1,38 @@
+"""Redis clients: one that retries for reads and wake-ups, one that never does for locks and leases."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import RedisError
+
+SOCKET_TIMEOUT_SECONDS: Final = 2.0
+REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
+"""What a Redis that is away raises; whoever meets it goes on without Redis or waits."""
+
+
+def patient_redis(url: str) -> Redis:
+    """Return a client for commands that may be sent twice."""
+    return _client(url, retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2))
+
+
+def single_shot_redis(url: str) -> Redis:
+    """Return a client that never sends a command again: a repeated "set if absent" whose first
+    reply was lost would report its own ghost as somebody else's lock."""
+    return _client(url, retry=Retry(NoBackoff(), 0))
+
+
+def _client(url: str, *, retry: Retry) -> Redis:
+    options: dict[str, Any] = {
+        "socket_timeout": SOCKET_TIMEOUT_SECONDS,
+        "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
+        "health_check_interval": 0,
+        "retry": retry,
+        "max_connections": 64,
+        "decode_responses": True,
+    }
+    client: Redis = Redis.from_url(url, **options)
+    return client

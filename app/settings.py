@@ -1,0 +1,119 @@
+"""The dispatcher's settings: one frozen object, built at the entry point and passed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+BalancePolicy = Literal["least_load", "round_robin", "random", "rendezvous"]
+
+LOOPBACK_HOSTS = frozenset({"localhost", "::1"})
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+DATABASE_SCHEMES = ("sqlite+aiosqlite:", "mysql+aiomysql:", "mysql+asyncmy:")
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a listening address is reachable from this machine alone."""
+    return host in LOOPBACK_HOSTS or host.startswith("127.")
+
+
+class Settings(BaseSettings):
+    """What a dispatcher can be told by `ONCUE_*` variables or `.env`; a flag of `oncue` wins."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ONCUE_", env_file=".env", extra="ignore", frozen=True
+    )
+
+    database_url: str = Field(
+        "sqlite+aiosqlite:///.oncue/oncue.db",
+        description="mysql+aiomysql://user:password@host/name or sqlite+aiosqlite:///PATH",
+    )
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// of one server"
+    )
+    redis_prefix: str = Field(
+        "oncue", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="first part of every Redis key"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    dispatch: bool = Field(True, description="false: serve the API only (flag --no-dispatch)")
+    api_keys: SecretStr = Field(
+        SecretStr(""), description="name:key,... for callers; unset means open, on loopback only"
+    )
+    internal_token: SecretStr = Field(
+        SecretStr(""),
+        description="shared with workers; a comma list: the first is sent, all are accepted",
+    )
+    balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
+    lock_seconds: float = Field(6.0, ge=1, le=60, description="life of the dispatch lock")
+    claim_batch: int = Field(200, ge=1, le=500, description="most tasks claimed in a transaction")
+    submit_batch: int = Field(200, ge=1, le=1000, description="most jobs in one group commit")
+    submit_backlog: int = Field(
+        5000, ge=1, description="most submissions in memory; above it the door answers 503"
+    )
+    default_timeout_seconds: float = Field(
+        3600.0, gt=0, le=604_800, description="for jobs without timeoutMs"
+    )
+    overdue_grace_seconds: float = Field(
+        30.0, ge=0, description="how long after its timeout a silent run is asked to stop"
+    )
+    stall_seconds: float = Field(
+        300.0, ge=15, description="a worker that accepts but never answers is dead after this"
+    )
+    retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
+    long_poll_seconds: float = Field(300.0, ge=1, le=3600, description="most that ?wait= may ask")
+    callback_schedule_seconds: Annotated[tuple[float, ...], NoDecode] = Field(
+        (0, 5, 15, 60, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400),
+        description="pauses before each try of a callback (comma list)",
+    )
+    grace_seconds: float = Field(30.0, ge=1, description="a SIGTERM ends the process within this")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool | None = Field(None, description="unset: JSON unless the output is a terminal")
+    home: Path = Field(Path(".oncue"), description="state of `oncue up`")
+
+    @field_validator("callback_schedule_seconds", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _one_redis(cls, value: str) -> str:
+        if not value.startswith(REDIS_SCHEMES):
+            raise ValueError(
+                "use redis://, rediss:// or unix:// of a single server; "
+                "Sentinel and Cluster addresses are not supported"
+            )
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        if not value.startswith(DATABASE_SCHEMES):
+            raise ValueError("use mysql+aiomysql://... or sqlite+aiosqlite:///PATH")
+        return value
+
+    @field_validator("callback_schedule_seconds")
+    @classmethod
+    def _sane_schedule(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not 1 <= len(value) <= 50 or any(not 0 <= pause <= 604_800 for pause in value):
+            raise ValueError("1 to 50 pauses of 0 to 604800 seconds")
+        return value
+
+    @model_validator(mode="after")
+    def _open_only_on_loopback(self) -> Self:
+        if not is_loopback(self.host):
+            if not self.api_keys.get_secret_value():
+                raise ValueError(
+                    f"listening on {self.host} needs ONCUE_API_KEYS (name:key,...): "
+                    "without keys the API is open, which is allowed on a loopback address only"
+                )
+            if not self.internal_token.get_secret_value():
+                raise ValueError(
+                    f"listening on {self.host} needs ONCUE_INTERNAL_TOKEN: "
+                    "without it anybody could pose as a worker"
+                )
+        return self

@@ -1,0 +1,296 @@
+"""The wire between dispatchers and workers: message shapes, paths and the run key, version 1.
+
+Both services import this module and nothing else of each other. All times are epoch
+milliseconds of the database's clock. Field names are camelCase on the wire.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+PROTOCOL_VERSION: Final = 1
+
+RUN_PATH: Final = "/run"
+CANCEL_PATH: Final = "/cancel"
+DELIVER_PATH: Final = "/deliver"
+DRAIN_PATH: Final = "/drain"
+HEARTBEAT_PATH: Final = "/internal/heartbeat"
+REPORTS_PATH: Final = "/internal/reports"
+
+MAX_RESULT_BYTES: Final = 64 * 1024
+MAX_NAME_LENGTH: Final = 128
+MAX_ERROR_MESSAGE_LENGTH: Final = 2000
+MAX_INTERNAL_BODY_BYTES: Final = 8 * 1024 * 1024
+MAX_RUNS_PER_REQUEST: Final = 500
+MAX_REPORTS_PER_REQUEST: Final = 500
+
+LEASE_SECONDS: Final = 15.0
+"""Life of a run lease, and the age of a heartbeat from which a worker may be doubted."""
+TOMBSTONE_SECONDS: Final = 600.0
+"""How long an outcome stays readable under its run key: longer than any send can be late."""
+
+
+def run_key(prefix: str, job_id: int, trigger_ts: int) -> str:
+    """Name the Redis key that holds the run lease, later the outcome, of one attempt."""
+    return f"{prefix}:run:{job_id}:{trigger_ts}"
+
+
+def run_mark(boot_id: str, execution_id: str) -> str:
+    """Open the value under a run key: who holds it. An outcome's JSON follows it once the run ended."""
+    return f"{boot_id} {execution_id} "
+
+
+class Message(BaseModel):
+    """A frozen wire message; unknown fields are ignored, so that versions N and N-1 work together."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
+    )
+
+
+class Load(Message):
+    """A worker's own count of what it holds; a higher `seq` of the same boot is newer."""
+
+    seq: int
+    active: int = Field(description="Runs that hold a slot, stopping ones included.")
+    queued: int = 0
+
+
+class Run(Message):
+    """One attempt to be run: the assignment of a claimed task to a worker."""
+
+    job_id: int
+    execution_id: str
+    trigger_ts: int
+    attempt: int = Field(ge=1)
+    max_attempts: int = Field(ge=1)
+    job_name: str
+    job_handler: str
+    client_request_id: str | None = None
+    params: Any = None
+    timeout_ms: int = Field(gt=0)
+    shard_index: int = 0
+    shard_total: int = 1
+
+
+class RunRequest(Message):
+    """`POST /run`: all the runs that one dispatcher has for this worker now."""
+
+    protocol: int = PROTOCOL_VERSION
+    term: int = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
+    runs: list[Run] = Field(max_length=MAX_RUNS_PER_REQUEST)
+
+
+class Answer(StrEnum):
+    """What a worker says to one run of a `/run` request."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REJECTED = "rejected"
+
+
+class RejectReason(StrEnum):
+    """Why a worker refused a run; it holds nothing of it."""
+
+    FULL = "full"
+    DRAINING = "draining"
+    UNKNOWN_HANDLER = "unknown_handler"
+    CANCELLED = "cancelled"
+
+
+class OutcomeStatus(StrEnum):
+    """How a run ended on its worker."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    RETURNED = "returned"
+
+
+class Failure(Message):
+    """Why a run did not succeed: a stable code and a sentence."""
+
+    code: str = Field(max_length=64)
+    message: str = Field(default="", max_length=MAX_ERROR_MESSAGE_LENGTH)
+
+
+class Outcome(Message):
+    """How one execution ended, as its worker saw it.
+
+    `retryable` false ends the job whatever attempts are left. `stopping` says that the status
+    is final but the thread still runs: no next attempt may start until a later report lists
+    the execution in `stopped`.
+    """
+
+    execution_id: str
+    job_id: int
+    trigger_ts: int
+    status: OutcomeStatus
+    result: Any = None
+    error: Failure | None = None
+    retryable: bool = True
+    retry_after_ms: int | None = Field(default=None, ge=0)
+    stopping: bool = False
+    accepted_at: int | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+
+
+class RunAnswer(Message):
+    """The worker's word on one run; `outcome` is there when a duplicate has already ended."""
+
+    execution_id: str
+    answer: Answer
+    reason: RejectReason | None = None
+    owner_execution_id: str | None = None
+    outcome: Outcome | None = None
+
+
+class RunResponse(Message):
+    """The answer to `POST /run`, one entry a run, in order."""
+
+    worker_id: str
+    load: Load
+    answers: list[RunAnswer]
+
+
+class CancelRequest(Message):
+    """`POST /cancel`: stop these executions, and refuse a later `/run` of them."""
+
+    term: int
+    execution_ids: list[str] = Field(max_length=MAX_RUNS_PER_REQUEST)
+    reason: OutcomeStatus = OutcomeStatus.CANCELLED
+
+
+class CancelResponse(Message):
+    """Which of the executions the worker held; the others are marked as refused."""
+
+    stopped: list[str]
+    unknown: list[str]
+
+
+class Delivery(Message):
+    """One callback to try once: an unsigned, rendered body for one URL."""
+
+    delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
+    try_number: int = Field(ge=1)
+    url: str
+    body: str
+
+
+class DeliverRequest(Message):
+    """`POST /deliver`: callbacks that need a worker to try them now."""
+
+    term: int
+    deliveries: list[Delivery] = Field(max_length=MAX_RUNS_PER_REQUEST)
+
+
+class DeliverResponse(Message):
+    """The deliveries that the worker took over; the others stay owed by the dispatcher."""
+
+    worker_id: str
+    accepted: list[str]
+
+
+class DeliveryResult(Message):
+    """What became of one try. `gone` (410) ends the delivery without another try."""
+
+    delivery_id: str
+    try_number: int
+    delivered: bool
+    gone: bool = False
+    status_code: int | None = None
+    error: str | None = Field(default=None, max_length=MAX_ERROR_MESSAGE_LENGTH)
+    latency_ms: int = 0
+    retry_after_ms: int | None = Field(default=None, ge=0)
+
+
+class ReportsRequest(Message):
+    """`POST /internal/reports`: outcomes and tries, repeated until they are acknowledged."""
+
+    protocol: int = PROTOCOL_VERSION
+    worker_id: str
+    load: Load
+    outcomes: list[Outcome] = Field(default_factory=list, max_length=MAX_REPORTS_PER_REQUEST)
+    stopped: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_REPORTS_PER_REQUEST,
+        description="Executions reported as `stopping` before, whose thread has now ended.",
+    )
+    tries: list[DeliveryResult] = Field(default_factory=list, max_length=MAX_REPORTS_PER_REQUEST)
+
+
+class ReportsResponse(Message):
+    """What is stored and need not be reported again, and the callbacks to deliver at once."""
+
+    acknowledged: list[str]
+    acknowledged_stopped: list[str]
+    acknowledged_tries: list[str]
+    deliveries: list[Delivery]
+
+
+class WorkerState(StrEnum):
+    """Whether a worker takes runs; DOWN is set by the dispatcher that proved it dead."""
+
+    UP = "UP"
+    DRAINING = "DRAINING"
+    DOWN = "DOWN"
+
+
+class OfferedHandler(Message):
+    """A handler that a worker offers."""
+
+    name: str = Field(max_length=MAX_NAME_LENGTH)
+    isolation: str = "none"
+    description: str = ""
+
+
+class Held(Message):
+    """An execution that a worker runs, or has ended and not yet got acknowledged."""
+
+    job_id: int
+    execution_id: str
+
+
+class Heartbeat(Message):
+    """`POST /internal/heartbeat`: a worker's description of itself, every 5 s."""
+
+    protocol: int = PROTOCOL_VERSION
+    worker_id: str = Field(max_length=MAX_NAME_LENGTH, description="name#bootId")
+    name: str = Field(max_length=64)
+    boot_id: str = Field(max_length=64)
+    url: str = Field(max_length=512)
+    version: str = Field(default="", max_length=64)
+    state: WorkerState = WorkerState.UP
+    handlers: list[OfferedHandler]
+    capacity: int = Field(ge=0)
+    weight: float = Field(default=1.0, gt=0)
+    labels: dict[str, str] = Field(default_factory=dict)
+    delivers: bool = False
+    load: Load
+    avg_cost_ms: float = Field(default=0.0, ge=0)
+    cpu_idle_percent: float = Field(default=100.0, ge=0, le=100)
+    term_seen: int = 0
+    held: list[Held] = Field(default_factory=list)
+    held_deliveries: list[str] = Field(default_factory=list)
+
+
+class HeartbeatResponse(Message):
+    """Given only after the beat is committed."""
+
+    term: int
+    now: int = Field(description="The database's time, epoch ms.")
+    unwanted: list[str] = Field(description="Held executions that are to be stopped and dropped.")
+
+
+class WorkerHealth(Message):
+    """`GET /healthz` of a worker: the boot id is the proof that it is this process that lives."""
+
+    status: str = "ok"
+    worker_id: str
+    boot_id: str

@@ -1,0 +1,1 @@
+"""The worker service: takes runs, runs handlers, reports, delivers callbacks."""

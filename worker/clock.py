@@ -1,0 +1,32 @@
+"""The two clocks of a worker: time since boot for liveness, the database's time for records."""
+
+from __future__ import annotations
+
+import time
+
+
+def boot_seconds() -> float:
+    """Seconds on a clock that goes on while the machine sleeps, so that no silence is missed."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class DatabaseClock:
+    """The database's time, as learned from the answers to beats."""
+
+    def __init__(self) -> None:
+        self._offset_ms = 0.0
+
+    def learn(self, database_ms: int, sent: float, received: float) -> None:
+        """Take the database's time as that of the middle between `sent` and `received` (epoch s)."""
+        self._offset_ms = database_ms - (sent + received) * 500.0
+
+    @property
+    def offset_ms(self) -> float:
+        """How far the database is ahead of this process."""
+        return self._offset_ms
+
+    def now_ms(self) -> int:
+        """The database's time in epoch milliseconds."""
+        return int(time.time() * 1000.0 + self._offset_ms)

@@ -1,0 +1,267 @@
+"""Tries callbacks, each once: signed, bounded and fair between hosts. Dispatchers own the schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import structlog
+from yarl import URL
+
+from oncue import __version__
+from oncue.protocol import Delivery, DeliveryResult
+from oncue.webhooks import sign_webhook
+from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply
+
+MOST_HELD: Final = 10_000
+MOST_IN_FLIGHT: Final = 256
+MOST_IN_FLIGHT_TO_SLOW_HOSTS: Final = 96
+MOST_PER_HOST: Final = 16
+MOST_PER_SLOW_HOST: Final = 2
+TRY_SECONDS: Final = 15.0
+ANSWER_BYTES: Final = 2048
+LONGEST_RETRY_AFTER_MS: Final = 24 * 3600 * 1000
+REMEMBER_TRIES: Final = 10_000
+REMEMBER_HOSTS: Final = 2000
+GONE: Final = 410
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """One receiver: its waiting deliveries, and whether its last try got no answer."""
+
+    name: str
+    waiting: deque[Delivery] = field(default_factory=deque)
+    in_flight: int = 0
+    slow: bool = False
+    queued: bool = False
+
+    @property
+    def may_start(self) -> bool:
+        """True when it has work and room."""
+        most = MOST_PER_SLOW_HOST if self.slow else MOST_PER_HOST
+        return bool(self.waiting) and self.in_flight < most
+
+
+class Deliverer:
+    """Holds deliveries until their one try is made and the result acknowledged.
+
+    Hosts take turns. A host whose last try got no answer may only use a part of the room, so
+    that dead hosts, however many, delay only themselves.
+    """
+
+    def __init__(
+        self,
+        egress: Egress,
+        secret: str | None,
+        *,
+        tried: Callable[[DeliveryResult], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._egress = egress
+        self._secret = secret
+        self._tried = tried
+        self._now = now
+        self._held: dict[str, Delivery] = {}
+        self._lately: OrderedDict[tuple[str, int], DeliveryResult] = OrderedDict()
+        self._hosts: dict[str, _Host] = {}
+        self._fast: deque[_Host] = deque()
+        self._slow: deque[_Host] = deque()
+        self._in_flight = 0
+        self._in_flight_slow = 0
+        self._waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def take(self, deliveries: Sequence[Delivery]) -> list[str]:
+        """Take over what fits and return its ids; without a secret nothing does."""
+        if self._secret is None:
+            return []
+        accepted = [one.delivery_id for one in deliveries if self._take_one(one)]
+        self._pump()
+        return accepted
+
+    def acknowledged(self, result: DeliveryResult) -> None:
+        """Let go of a delivery whose try is on record."""
+        held = self._held.get(result.delivery_id)
+        if held is not None and held.try_number == result.try_number:
+            del self._held[result.delivery_id]
+
+    def held_ids(self) -> list[str]:
+        """The deliveries that this worker answers for; any thread may ask."""
+        return list(self._held)
+
+    @property
+    def backlog(self) -> int:
+        """Deliveries held."""
+        return len(self._held)
+
+    async def wait_idle(self) -> None:
+        """Return when no try is waiting or in flight."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Give up what is left: its lease at the dispatcher runs out and it is handed out again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _take_one(self, delivery: Delivery) -> bool:
+        known = self._held.get(delivery.delivery_id)
+        if known is not None:
+            return known.try_number == delivery.try_number
+        result = self._lately.get((delivery.delivery_id, delivery.try_number))
+        if result is not None:
+            self._held[delivery.delivery_id] = delivery
+            self._tried(result)
+            return True
+        if len(self._held) >= MOST_HELD:
+            return False
+        self._held[delivery.delivery_id] = delivery
+        name = _host_of(delivery.url)
+        host = self._hosts.setdefault(name, _Host(name))
+        host.waiting.append(delivery)
+        self._waiting += 1
+        self._idle.clear()
+        self._enqueue(host)
+        return True
+
+    def _enqueue(self, host: _Host) -> None:
+        if host.may_start and not host.queued:
+            host.queued = True
+            (self._slow if host.slow else self._fast).append(host)
+
+    def _pump(self) -> None:
+        while self._in_flight < MOST_IN_FLIGHT:
+            if self._slow and self._in_flight_slow < MOST_IN_FLIGHT_TO_SLOW_HOSTS:
+                host = self._slow.popleft()
+            elif self._fast:
+                host = self._fast.popleft()
+            else:
+                return
+            host.queued = False
+            if host.may_start:
+                self._begin(host)
+            self._enqueue(host)
+
+    def _begin(self, host: _Host) -> None:
+        delivery = host.waiting.popleft()
+        counts_as_slow = host.slow
+        self._waiting -= 1
+        host.in_flight += 1
+        self._in_flight += 1
+        self._in_flight_slow += counts_as_slow
+        task = asyncio.get_running_loop().create_task(self._try(host, delivery, counts_as_slow))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _try(self, host: _Host, delivery: Delivery, counted_as_slow: bool) -> None:
+        try:
+            result, answered = await self._attempt(delivery)
+            host.slow = not answered
+            self._remember(result)
+            self._tried(result)
+        finally:
+            host.in_flight -= 1
+            self._in_flight -= 1
+            self._in_flight_slow -= counted_as_slow
+            self._enqueue(host)
+            if not host.waiting and not host.in_flight:
+                self._forget(host)
+            self._pump()
+            if not self._in_flight and not self._waiting:
+                self._idle.set()
+
+    def _forget(self, host: _Host) -> None:
+        """Drop an idle host; slow ones are remembered, as long as they are few."""
+        if not host.slow or len(self._hosts) > REMEMBER_HOSTS:
+            self._hosts.pop(host.name, None)
+
+    async def _attempt(self, delivery: Delivery) -> tuple[DeliveryResult, bool]:
+        """Make the try; the second value tells whether the host gave any answer."""
+        body = delivery.body.encode()
+        began = time.monotonic()
+
+        def failed(error: str) -> DeliveryResult:
+            return DeliveryResult(
+                delivery_id=delivery.delivery_id,
+                try_number=delivery.try_number,
+                delivered=False,
+                error=error,
+                latency_ms=_since(began),
+            )
+
+        try:
+            headers = sign_webhook(self._secret or "", delivery.delivery_id, int(self._now()), body)
+            reply = await self._egress.request(
+                "POST",
+                delivery.url,
+                headers={
+                    **headers,
+                    "content-type": "application/json",
+                    "user-agent": f"oncue/{__version__}",
+                },
+                body=body,
+                timeout_seconds=TRY_SECONDS,
+                most_bytes=ANSWER_BYTES,
+            )
+        except EgressRefused as refusal:
+            return failed(str(refusal)), True
+        except EgressFailed as failure:
+            return failed(str(failure)), False
+        except Exception as error:
+            log.exception("a callback could not be tried", delivery_id=delivery.delivery_id)
+            return failed(f"the try failed ({type(error).__name__})"), False
+        return self._judge(delivery, reply, _since(began)), True
+
+    def _judge(self, delivery: Delivery, reply: EgressReply, latency_ms: int) -> DeliveryResult:
+        delivered = 200 <= reply.status < 300
+        return DeliveryResult(
+            delivery_id=delivery.delivery_id,
+            try_number=delivery.try_number,
+            delivered=delivered,
+            gone=reply.status == GONE,
+            status_code=reply.status,
+            error=None if delivered else f"the receiver answered {reply.status}",
+            latency_ms=latency_ms,
+            retry_after_ms=read_retry_after(reply.status, reply.headers, self._now()),
+        )
+
+    def _remember(self, result: DeliveryResult) -> None:
+        self._lately[result.delivery_id, result.try_number] = result
+        while len(self._lately) > REMEMBER_TRIES:
+            self._lately.popitem(last=False)
+
+
+def read_retry_after(status: int, headers: Mapping[str, str], now: float) -> int | None:
+    """Milliseconds that a 429 or 503 asks to wait, at most a day; `now` is epoch seconds."""
+    text = headers.get("Retry-After", "").strip()
+    if status not in (429, 503) or not text:
+        return None
+    if text.isascii() and text.isdigit():
+        return min(int(text[:9]) * 1000, LONGEST_RETRY_AFTER_MS)
+    try:
+        seconds = parsedate_to_datetime(text).timestamp() - now
+    except (ValueError, OverflowError, OSError):
+        return None
+    return min(max(0, round(seconds * 1000)), LONGEST_RETRY_AFTER_MS)
+
+
+def _host_of(url: str) -> str:
+    try:
+        target = URL(url)
+        return f"{target.host}:{target.port}"
+    except ValueError:
+        return ""
+
+
+def _since(began: float) -> int:
+    return round((time.monotonic() - began) * 1000)

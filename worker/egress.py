@@ -1,0 +1,296 @@
+"""The one guarded client for addresses that callers name: callbacks and the `http` handler.
+
+A name is resolved once and every address is checked; the socket is opened only to an address
+that passed, and checked once more right before it connects. So neither a hostile spelling of
+an address nor a resolver that changes its mind reaches an inner host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+REFUSAL: Final = "egress_refused: this address may not be called"
+
+RESOLVER_THREADS: Final = 128
+
+FORBIDDEN_V4: Final = tuple(
+    ipaddress.IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",  # "this network", and the unspecified address
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT, and a cloud's metadata service
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # a cloud's host services
+        "169.254.0.0/16",  # link-local, and most metadata services
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments, and a cloud's metadata service
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112
+        "192.52.193.0/24",  # automatic multicast tunnelling
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+)
+GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
+"""All else in IPv6 is refused: loopback, mapped, NAT64, unique local, link-local, multicast."""
+FORBIDDEN_V6: Final = tuple(
+    ipaddress.IPv6Network(text)
+    for text in (
+        "2001::/23",  # Teredo, ORCHID and other protocol assignments
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: an IPv4 address inside
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+    )
+)
+
+
+class EgressRefused(Exception):
+    """The address may not be called; the text is the same whatever the reason."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSAL)
+
+
+class EgressFailed(Exception):
+    """No answer came; the message names the kind of failure and no inner detail."""
+
+
+class _RefusedAddress(OSError):
+    """Carries a refusal through aiohttp, which passes on only OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressReply:
+    """An answer, its body cut to the cap."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    truncated: bool
+
+
+def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
+    """Tell whether a socket may be opened to `address`."""
+    if any(address in network for network in allowed if network.version == address.version):
+        return True
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in FORBIDDEN_V4)
+    return address in GLOBAL_V6 and not any(address in network for network in FORBIDDEN_V6)
+
+
+class SystemResolver(AbstractResolver):
+    """The system's own resolver, asked once for all addresses of a name.
+
+    It has many threads of its own: names whose servers do not answer must not delay others.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="oncue-resolve")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return every address of `host`."""
+        infos = await asyncio.get_running_loop().run_in_executor(
+            self._threads, socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
+        )
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(sockaddr[0]),
+                port=int(sockaddr[1]),
+                family=info_family,
+                proto=proto,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for info_family, _, proto, _, sockaddr in infos
+        ]
+
+    async def close(self) -> None:
+        """Let the threads go; a lookup that hangs is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class GuardedResolver(AbstractResolver):
+    """Refuses a name when any one of its addresses is forbidden."""
+
+    def __init__(self, inner: AbstractResolver, allowed: Sequence[Network]) -> None:
+        self._inner = inner
+        self._allowed = allowed
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of `host`, all of them checked."""
+        results = await self._inner.resolve(host, port, family)
+        for result in results:
+            check_host(result["host"], self._allowed)
+        return results
+
+    async def close(self) -> None:
+        """Close the inner resolver."""
+        await self._inner.close()
+
+
+def check_host(host: str, allowed: Sequence[Network]) -> None:
+    """Return only if `host` is the text of an allowed address.
+
+    Raises:
+        OSError: it is not.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        raise _RefusedAddress(REFUSAL) from None
+    if not is_allowed(address, allowed):
+        raise _RefusedAddress(REFUSAL)
+
+
+class Egress:
+    """Calls outside addresses: checked, without redirects, proxies or cookies, within caps."""
+
+    def __init__(
+        self, allowed: Sequence[Network] = (), *, resolver: AbstractResolver | None = None
+    ) -> None:
+        self._allowed = tuple(allowed)
+        self._resolver = GuardedResolver(resolver or SystemResolver(), self._allowed)
+        connector = aiohttp.TCPConnector(
+            resolver=self._resolver,
+            socket_factory=self._open_socket,
+            use_dns_cache=False,
+            happy_eyeballs_delay=None,
+            limit=0,
+            keepalive_timeout=15,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+        )
+
+    async def __aenter__(self) -> Egress:
+        """Use the client within a block."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connections."""
+        await self.close()
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_seconds: float,
+        most_bytes: int,
+    ) -> EgressReply:
+        """Send one request and read at most `most_bytes` of the answer.
+
+        Raises:
+            EgressRefused: the address may not be called; nothing was sent.
+            EgressFailed: no answer came.
+        """
+        target = parse_target(url)
+        try:
+            async with self._session.request(
+                method,
+                target,
+                headers={"accept-encoding": "identity", **headers},
+                data=body,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+            ) as response:
+                text, truncated = await _read(response, most_bytes)
+                if truncated:
+                    response.close()
+                return EgressReply(response.status, response.headers, text, truncated)
+        except aiohttp.InvalidURL:
+            raise EgressRefused from None
+        except TimeoutError:
+            raise EgressFailed("no answer in time") from None
+        except aiohttp.ClientConnectorDNSError as error:
+            _raise_refusal(error)
+            raise EgressFailed("the host name cannot be resolved") from None
+        except aiohttp.ClientSSLError:
+            raise EgressFailed("the connection is not trusted or TLS failed") from None
+        except aiohttp.ClientConnectorError as error:
+            _raise_refusal(error)
+            raise EgressFailed("no connection") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EgressFailed(f"the exchange broke off ({type(error).__name__})") from None
+        except ValueError:
+            raise EgressFailed("the request cannot be sent") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+        await self._resolver.close()
+
+    def _open_socket(self, info: Any) -> socket.socket:
+        """Make the socket for one address: the last point before a connection is opened."""
+        family, kind, protocol, _, sockaddr = info
+        check_host(str(sockaddr[0]), self._allowed)
+        return socket.socket(family, kind, protocol)
+
+
+def parse_target(url: str) -> URL:
+    """Read a URL that names a host by http or https, without user and password.
+
+    Raises:
+        EgressRefused: it does not.
+    """
+    if not url.isprintable() or " " in url or "\\" in url:
+        raise EgressRefused
+    try:
+        target = URL(url)
+        usable = target.scheme in ("http", "https") and target.host and target.port
+    except ValueError:
+        raise EgressRefused from None
+    if not usable or target.raw_user is not None or target.raw_password is not None:
+        raise EgressRefused
+    return target
+
+
+async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> tuple[bytes, bool]:
+    parts: list[bytes] = []
+    left = most_bytes
+    async for part in response.content.iter_any():
+        parts.append(part[:left])
+        left -= len(part)
+        if left < 0:
+            return b"".join(parts), True
+    return b"".join(parts), False
+
+
+def _raise_refusal(error: aiohttp.ClientConnectorError) -> None:
+    if isinstance(error.os_error, _RefusedAddress):
+        raise EgressRefused from None

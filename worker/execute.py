@@ -1,0 +1,189 @@
+"""Runs handlers: async ones in the event loop, sync ones in threads, isolated ones in children.
+
+However a run goes, exactly one verdict comes out of it. A reason to stop (timeout, cancel,
+shutdown, death) that came first decides, whatever the handler does afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+
+from oncue.handlers import Context
+from worker.clock import DatabaseClock
+from worker.held import Execution, Phase
+from worker.isolate import kill_group, run_in_child
+from worker.verdict import Verdict, judge_error, judge_value
+
+CLEANUP_SECONDS: Final = 3.0
+"""How long a cancelled coroutine or a killed child may take before it counts as unstoppable."""
+LONGEST_TIMER_SECONDS: Final = 366 * 86_400.0
+
+log = structlog.get_logger(__name__)
+
+TIMED_OUT: Final = Verdict(
+    "timed_out", code="timeout", message="the run took longer than timeoutMs"
+)
+SHUT_DOWN: Final = Verdict(
+    "returned", code="worker_shutdown", message="the worker was shut down before the run ended"
+)
+CUT_OFF: Final = Verdict(
+    "returned",
+    code="worker_cut_off",
+    message="the worker reached neither Redis nor a dispatcher and stopped its runs",
+)
+LEASE_LOST: Final = Verdict(
+    "returned", code="lease_lost", message="another execution holds the lease of this attempt"
+)
+UNWANTED: Final = Verdict("cancelled", code="cancelled", message="the run was no longer wanted")
+
+
+def cancelled_as(status: str) -> Verdict:
+    """The verdict for a run that its dispatcher stopped."""
+    if status == TIMED_OUT.status:
+        return TIMED_OUT
+    return Verdict(status, code="cancelled", message="the run was cancelled")
+
+
+class Executor:
+    """Starts runs and stops them; tells `ended` once a run, and `gone` for one that lingered."""
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        clock: DatabaseClock,
+        modules: tuple[str, ...],
+        ended: Callable[[Execution, Verdict, bool], None],
+        gone: Callable[[Execution], None],
+    ) -> None:
+        self._clock = clock
+        self._modules = modules
+        self._ended = ended
+        self._gone = gone
+        self._threads = ThreadPoolExecutor(max(1, capacity), thread_name_prefix="oncue-run")
+
+    def start(self, execution: Execution) -> None:
+        """Begin a run; its timeout counts from now."""
+        loop = asyncio.get_running_loop()
+        if execution.handler.isolation == "process":
+            execution.task = loop.create_task(self._run_child(execution))
+        elif execution.handler.is_async:
+            execution.task = loop.create_task(self._run_async(execution))
+        else:
+            body = functools.partial(contextvars.copy_context().run, self._run_thread, execution)
+            execution.task = loop.run_in_executor(self._threads, body)
+        execution.task.add_done_callback(functools.partial(self._over, execution))
+        seconds = min(execution.run.timeout_ms / 1000, LONGEST_TIMER_SECONDS)
+        execution.timer = loop.call_later(seconds, self.stop, execution, TIMED_OUT)
+
+    def stop(self, execution: Execution, verdict: Verdict) -> None:
+        """Make a run end with `verdict`; the first reason to stop wins, later ones do nothing."""
+        if execution.phase is not Phase.RUNNING or execution.stop_verdict is not None:
+            return
+        execution.stop_verdict = verdict
+        execution.cancel_event.set()
+        self._disarm(execution)
+        if execution.handler.isolation == "process":
+            kill_group(execution.child_pid)
+        elif execution.handler.is_async:
+            if execution.task is not None:
+                execution.task.cancel()
+        else:
+            self._give_up(execution)
+            return
+        loop = asyncio.get_running_loop()
+        execution.timer = loop.call_later(CLEANUP_SECONDS, self._give_up, execution)
+
+    def close(self) -> None:
+        """Let idle threads go; busy ones are not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _give_up(self, execution: Execution) -> None:
+        """Report a run that cannot be stopped as stopping: its slot and its lease stay taken."""
+        if execution.phase is Phase.RUNNING and execution.stop_verdict is not None:
+            self._ended(execution, execution.stop_verdict, True)
+
+    def _over(self, execution: Execution, task: asyncio.Future[Verdict]) -> None:
+        self._disarm(execution)
+        if execution.phase is Phase.STOPPING:
+            self._gone(execution)
+        elif execution.stop_verdict is not None:
+            self._ended(execution, execution.stop_verdict, False)
+        elif task.cancelled():
+            self._ended(execution, judge_error(asyncio.CancelledError()), False)
+        elif error := task.exception():
+            self._ended(execution, judge_error(error), False)
+        else:
+            self._ended(execution, task.result(), False)
+
+    def _disarm(self, execution: Execution) -> None:
+        if execution.timer is not None:
+            execution.timer.cancel()
+            execution.timer = None
+
+    async def _run_async(self, execution: Execution) -> Verdict:
+        bind_run(execution)
+        try:
+            return judge_value(await self._call(execution))
+        except BaseException as error:  # noqa: BLE001 (SystemExit in a handler must not end us)
+            return self._failed(execution, error)
+
+    def _run_thread(self, execution: Execution) -> Verdict:
+        bind_run(execution)
+        try:
+            return judge_value(self._call(execution))
+        except BaseException as error:  # noqa: BLE001 (SystemExit in a handler must not end us)
+            return self._failed(execution, error)
+
+    async def _run_child(self, execution: Execution) -> Verdict:
+        bind_run(execution)
+        execution.started_at = self._clock.now_ms()
+        try:
+            return await run_in_child(execution, self._context(execution), self._modules)
+        except Exception as error:
+            log.exception("a child process could not be run")
+            return judge_error(error)
+
+    def _call(self, execution: Execution) -> Any:
+        execution.started_at = self._clock.now_ms()
+        handler = execution.handler
+        if handler.takes_context:
+            return handler.function(execution.run.params, self._context(execution))
+        return handler.function(execution.run.params)
+
+    def _failed(self, execution: Execution, error: BaseException) -> Verdict:
+        verdict = judge_error(error)
+        if execution.stop_verdict is None:
+            trace = error if verdict.code == "handler_error" else None
+            log.warning("the handler failed", code=verdict.code, exc_info=trace)
+        return verdict
+
+    def _context(self, execution: Execution) -> Context:
+        run = execution.run
+        started_at = execution.started_at or self._clock.now_ms()
+        return Context(
+            job_id=run.job_id,
+            execution_id=run.execution_id,
+            handler=run.job_handler,
+            job_name=run.job_name,
+            attempt=run.attempt,
+            max_attempts=run.max_attempts,
+            trigger_ts=run.trigger_ts,
+            deadline_ms=started_at + run.timeout_ms,
+            client_request_id=run.client_request_id,
+            shard_index=run.shard_index,
+            shard_total=run.shard_total,
+            cancel_event=execution.cancel_event,
+        )
+
+
+def bind_run(execution: Execution) -> None:
+    """Put the run's ids on every log line that is written from here on in this context."""
+    structlog.contextvars.bind_contextvars(job_id=execution.run.job_id, execution_id=execution.id)

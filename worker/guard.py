@@ -1,0 +1,94 @@
+"""Lets only those with the internal token send work, and bounds what they send."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oncue.protocol import (
+    CANCEL_PATH,
+    DELIVER_PATH,
+    DRAIN_PATH,
+    MAX_INTERNAL_BODY_BYTES,
+    RUN_PATH,
+)
+from worker.problems import problem
+
+GUARDED_PATHS: Final = frozenset({RUN_PATH, CANCEL_PATH, DELIVER_PATH, DRAIN_PATH})
+
+
+class _BodyTooLarge(Exception):
+    """More bytes came than are allowed."""
+
+
+class Guard:
+    """ASGI middleware: 401 without a token that fits, 413 for a body over 8 MiB."""
+
+    def __init__(self, app: ASGIApp, *, tokens: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it here."""
+        if scope["type"] != "http" or scope["path"] not in GUARDED_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if not self._is_allowed(headers.get(b"authorization", b"")):
+            response = problem(
+                401,
+                "the internal token is missing or wrong",
+                headers={"www-authenticate": "Bearer"},
+            )
+            await response(scope, receive, send)
+            return
+        if _declared_length(headers) > MAX_INTERNAL_BODY_BYTES:
+            await _refuse_body(scope, receive, send)
+            return
+        await self._pass_bounded(scope, receive, send)
+
+    def _is_allowed(self, authorization: bytes) -> bool:
+        if not self._digests:
+            return True
+        scheme, _, token = authorization.partition(b" ")
+        given = hashlib.sha256(token.strip()).digest()
+        # All are compared, so that the time says nothing about which one fits.
+        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(fits)
+
+    async def _pass_bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = MAX_INTERNAL_BODY_BYTES
+        started = False
+
+        async def receive_bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise _BodyTooLarge
+            return message
+
+        async def send_noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive_bounded, send_noting)
+        except _BodyTooLarge:
+            if not started:
+                await _refuse_body(scope, receive, send)
+
+
+def _declared_length(headers: dict[bytes, bytes]) -> int:
+    text = headers.get(b"content-length", b"0")
+    return int(text) if text.isdigit() else 0
+
+
+async def _refuse_body(scope: Scope, receive: Receive, send: Send) -> None:
+    detail = f"a body may have {MAX_INTERNAL_BODY_BYTES} bytes"
+    await problem(413, detail, headers={"connection": "close"})(scope, receive, send)

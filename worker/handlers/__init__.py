@@ -1,0 +1,1 @@
+"""The handlers that every worker offers."""

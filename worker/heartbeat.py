@@ -1,0 +1,243 @@
+"""Beats from a thread of its own, so that a handler that burns the processor cannot silence them."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import structlog
+from pydantic import ValidationError
+
+from oncue import __version__
+from oncue.protocol import (
+    HEARTBEAT_PATH,
+    Heartbeat,
+    HeartbeatResponse,
+    Held as HeldExecution,
+    OfferedHandler,
+    WorkerState,
+)
+from worker.clock import DatabaseClock, boot_seconds
+from worker.cost import RecentCost
+from worker.cpu import CpuIdle
+from worker.held import Held, Terms
+from worker.liveness import Liveness
+
+BEAT_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 1.0
+REQUEST_TIMEOUT_SECONDS: Final = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is, for as long as its process lives."""
+
+    name: str
+    boot_id: str
+    url: str
+    weight: float
+    labels: dict[str, str]
+    delivers: bool
+    handlers: tuple[OfferedHandler, ...]
+
+    @property
+    def worker_id(self) -> str:
+        """Name and boot id: a restarted worker is another worker."""
+        return f"{self.name}#{self.boot_id}"
+
+
+class BeatFailed(Exception):
+    """No dispatcher acknowledged the beat."""
+
+
+class BeatSender:
+    """A blocking client with one connection, to the first dispatcher that answers 200."""
+
+    def __init__(self, urls: Sequence[str], token: str | None) -> None:
+        self._urls = urls
+        self._current = 0
+        self._connection: http.client.HTTPConnection | None = None
+        self._headers = {"content-type": "application/json"}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+
+    def send(self, body: bytes) -> bytes:
+        """Send one beat and return the answer.
+
+        Raises:
+            BeatFailed: no dispatcher answered 200.
+        """
+        reason = "no address"
+        for _ in self._urls:
+            url = self._urls[self._current]
+            try:
+                status, answer = self._post(url, body)
+                if status == 200:
+                    return answer
+                reason = f"{url} answered {status}"
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"{url} failed with {type(error).__name__}"
+            self.close()
+            self._current = (self._current + 1) % len(self._urls)
+        raise BeatFailed(reason)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
+        kept_open = self._connection is not None
+        try:
+            return self._exchange(url, body)
+        except (OSError, http.client.HTTPException) as error:
+            # A connection that was kept open may have been closed by the other side meanwhile.
+            if not kept_open or isinstance(error, TimeoutError):
+                raise
+            self.close()
+            return self._exchange(url, body)
+
+    def _exchange(self, url: str, body: bytes) -> tuple[int, bytes]:
+        if self._connection is None:
+            self._connection = _connection_to(url)
+        path = urlsplit(url).path.rstrip("/") + HEARTBEAT_PATH
+        self._connection.request("POST", path, body, self._headers)
+        response = self._connection.getresponse()
+        return response.status, response.read()
+
+
+def _connection_to(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(
+            host,
+            parts.port,
+            timeout=REQUEST_TIMEOUT_SECONDS,
+            context=ssl.create_default_context(),
+        )
+    return http.client.HTTPConnection(host, parts.port, timeout=REQUEST_TIMEOUT_SECONDS)
+
+
+class Beats(threading.Thread):
+    """Tells the dispatchers every 5 s, and at once after a change, what this worker is and holds."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        sender: BeatSender,
+        held: Held,
+        *,
+        liveness: Liveness,
+        terms: Terms,
+        clock: DatabaseClock,
+        cost: RecentCost,
+        held_deliveries: Callable[[], list[str]],
+        unwanted: Callable[[list[str]], None],
+        failed: Callable[[], None],
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        super().__init__(name="oncue-beats", daemon=True)
+        self._identity = identity
+        self._sender = sender
+        self._held = held
+        self._liveness = liveness
+        self._terms = terms
+        self._clock = clock
+        self._cost = cost
+        self._held_deliveries = held_deliveries
+        self._unwanted = unwanted
+        self._failed = failed
+        self._beat_seconds = beat_seconds
+        self._cpu = CpuIdle()
+        self._now = threading.Event()
+        self._last = threading.Event()
+        self._silent = False
+
+    def run(self) -> None:
+        """Beat until the last one."""
+        while not self._last.is_set():
+            self._now.clear()
+            wait = self._beat_seconds if self._beat_guarded() else RETRY_SECONDS
+            if not self._last.is_set():
+                self._now.wait(wait)
+        self._beat_guarded()
+        self._sender.close()
+
+    def beat_now(self) -> None:
+        """Ask for a beat at once: something changed that dispatchers should know."""
+        self._now.set()
+
+    def finish(self) -> None:
+        """Ask for one last beat, which offers nothing any more."""
+        self._last.set()
+        self._now.set()
+
+    def _beat_guarded(self) -> bool:
+        try:
+            self._beat()
+        except BeatFailed as error:
+            self._failed()
+            if not self._silent:
+                log.warning("no dispatcher acknowledges beats", reason=str(error))
+            self._silent = True
+            return False
+        except Exception:
+            # The thread must outlive any surprise: without beats the worker would be given up.
+            log.exception("a beat failed")
+            self._failed()
+            return False
+        if self._silent:
+            log.info("beats are acknowledged again")
+        self._silent = False
+        return True
+
+    def _beat(self) -> None:
+        body = self._describe().model_dump_json(by_alias=True).encode()
+        sent_at, sent = boot_seconds(), time.time()
+        answer = self._sender.send(body)
+        received = time.time()
+        try:
+            response = HeartbeatResponse.model_validate_json(answer)
+        except ValidationError:
+            raise BeatFailed("the answer is not one of a dispatcher") from None
+        self._liveness.beat_acknowledged(sent_at)
+        self._terms.learn(response.term)
+        self._clock.learn(response.now, sent, received)
+        if response.unwanted:
+            self._unwanted(response.unwanted)
+
+    def _describe(self) -> Heartbeat:
+        # First, because the first measurement takes a while: the counts below must be fresh.
+        cpu_idle_percent = self._cpu.percent()
+        identity, held, last = self._identity, self._held, self._last.is_set()
+        return Heartbeat(
+            worker_id=identity.worker_id,
+            name=identity.name,
+            boot_id=identity.boot_id,
+            url=identity.url,
+            version=__version__,
+            state=WorkerState.DRAINING if held.draining or last else WorkerState.UP,
+            handlers=list(identity.handlers),
+            capacity=0 if last else held.capacity,
+            weight=identity.weight,
+            labels=identity.labels,
+            delivers=identity.delivers and not held.draining,
+            load=held.load(),
+            avg_cost_ms=round(self._cost.mean_ms(time.monotonic()), 3),
+            cpu_idle_percent=cpu_idle_percent,
+            term_seen=self._terms.highest,
+            held=[
+                HeldExecution(job_id=one.run.job_id, execution_id=one.id) for one in held.snapshot()
+            ],
+            held_deliveries=self._held_deliveries(),
+        )

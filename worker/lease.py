@@ -1,0 +1,158 @@
+"""Run leases and outcomes in Redis: one script call for a whole batch, never repeated blindly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from oncue.protocol import LEASE_SECONDS, TOMBSTONE_SECONDS
+from worker.held import Execution
+
+REDIS_TIMEOUT_SECONDS: Final = 2.0
+LEASE_MS: Final = int(LEASE_SECONDS * 1000)
+TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
+KEYS_PER_CALL: Final = 500
+
+TAKE = """
+local answers = {}
+for i, key in ipairs(KEYS) do
+  local mark = ARGV[i + 1]
+  local value = redis.call('GET', key)
+  answers[i] = ''
+  if not value then
+    if mark ~= '' then redis.call('SET', key, mark, 'PX', ARGV[1]) end
+  elseif value == mark then
+    redis.call('PEXPIRE', key, ARGV[1])
+  else
+    answers[i] = value
+  end
+end
+return answers
+"""
+
+STORE = """
+for i, key in ipairs(KEYS) do
+  local mark = ARGV[2 * i]
+  local value = redis.call('GET', key)
+  if not value or string.sub(value, 1, #mark) == mark then
+    redis.call('SET', key, ARGV[2 * i + 1], 'PX', ARGV[1])
+  end
+end
+"""
+
+RELEASE = """
+for i, key in ipairs(KEYS) do
+  if redis.call('GET', key) == ARGV[i] then redis.call('DEL', key) end
+end
+"""
+
+RENEW = """
+local kept = {}
+for i, key in ipairs(KEYS) do
+  local mark = ARGV[i + 1]
+  local value = redis.call('GET', key)
+  kept[i] = 1
+  if not value then
+    redis.call('SET', key, mark, 'PX', ARGV[1])
+  elseif value == mark then
+    redis.call('PEXPIRE', key, ARGV[1])
+  elseif string.sub(value, 1, #mark) ~= mark then
+    kept[i] = 0
+  end
+end
+return kept
+"""
+
+
+class LeaseUnavailable(Exception):
+    """Redis cannot be reached, so nobody can tell whose run this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A key to look at; with a mark, also to take when nobody has it."""
+
+    key: str
+    mark: str = ""
+
+
+def connect_redis(url: str) -> Redis:
+    """A client that sends each command at most once: a repeated script would meet its own ghost."""
+    return cast(
+        Redis,
+        Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=REDIS_TIMEOUT_SECONDS,
+            socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
+        ),
+    )
+
+
+class Leases:
+    """The run keys of this worker."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._take = redis.register_script(TAKE)
+        self._store = redis.register_script(STORE)
+        self._release = redis.register_script(RELEASE)
+
+    async def take(self, wanted: Sequence[Wanted]) -> list[bytes]:
+        """Take the leases in one round trip; an entry is empty where it is mine or was absent.
+
+        Raises:
+            LeaseUnavailable: Redis did not answer; what it did is unknown, and safe to repeat.
+        """
+        answers = await self._call(
+            self._take, [one.key for one in wanted], [LEASE_MS, *(one.mark for one in wanted)]
+        )
+        return cast(list[bytes], answers)
+
+    async def store(self, executions: Sequence[Execution], *, small: bool = False) -> None:
+        """Put outcomes under their keys, where those are still mine.
+
+        Raises:
+            LeaseUnavailable: Redis did not answer.
+        """
+        values: list[Any] = [TOMBSTONE_MS]
+        for one in executions:
+            if one.outcome is None:
+                raise ValueError(f"execution {one.id} has not ended")
+            body = one.outcome.small if small else one.outcome.wire
+            values += (one.mark, one.mark.encode() + body)
+        await self._call(self._store, [one.key for one in executions], values)
+
+    async def release(self, executions: Sequence[Execution]) -> None:
+        """Give back leases of runs that were not begun.
+
+        Raises:
+            LeaseUnavailable: Redis did not answer; the leases expire by themselves.
+        """
+        await self._call(
+            self._release, [one.key for one in executions], [one.mark for one in executions]
+        )
+
+    async def is_reachable(self) -> bool:
+        """Tell whether Redis answers now."""
+        try:
+            await cast(Any, self._redis.ping())
+        except (RedisError, OSError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    async def _call(self, script: Any, keys: list[str], values: list[Any]) -> Any:
+        try:
+            return await script(keys=keys, args=values)
+        except (RedisError, OSError) as error:
+            raise LeaseUnavailable(f"Redis did not answer: {type(error).__name__}") from error

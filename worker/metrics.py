@@ -1,0 +1,62 @@
+"""What a worker counts, for Prometheus; each app has its own registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+DURATION_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600, 3600)
+
+
+class Metrics:
+    """The counters and gauges of one worker."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._runs = Counter(
+            "oncue_worker_runs",
+            "Runs ended, by handler and status.",
+            ("handler", "status"),
+            registry=self.registry,
+        )
+        self._duration = Histogram(
+            "oncue_worker_run_duration_seconds",
+            "Time from a run's acceptance to its end.",
+            buckets=DURATION_BUCKETS,
+            registry=self.registry,
+        )
+        self.deliveries = Counter(
+            "oncue_worker_deliveries",
+            "Callbacks tried, by outcome.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.renewal_failures = Counter(
+            "oncue_worker_lease_renewal_failures",
+            "Renewals of leases that Redis did not answer.",
+            registry=self.registry,
+        )
+        self.beat_failures = Counter(
+            "oncue_worker_beat_failures",
+            "Beats that no dispatcher acknowledged.",
+            registry=self.registry,
+        )
+        self._run_counts: dict[tuple[str, str], Counter] = {}
+
+    def count_run(self, handler: str, status: str, seconds: float) -> None:
+        """Count one ended run."""
+        counter = self._run_counts.get((handler, status))
+        if counter is None:
+            counter = self._run_counts[handler, status] = self._runs.labels(handler, status)
+        counter.inc()
+        self._duration.observe(seconds)
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Export a number that is read when somebody asks."""
+        Gauge(f"oncue_worker_{name}", text, registry=self.registry).set_function(value)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,59 @@
+"""Outcomes as they go over the wire and under the run key, encoded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from oncue.protocol import Run
+from worker.verdict import Verdict
+
+SMALL_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedOutcome:
+    """One `Outcome` as JSON; `small` is the same without a result of more than 1 KiB."""
+
+    status: str
+    stopping: bool
+    wire: bytes
+    small: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """When a run was accepted, started and finished, in the database's epoch milliseconds."""
+
+    accepted_at: int
+    started_at: int | None
+    finished_at: int
+
+
+def encode_outcome(
+    run: Run, verdict: Verdict, times: RunTimes, *, stopping: bool = False
+) -> EncodedOutcome:
+    """Encode a verdict; the result's JSON text is spliced in, so that big integers stay exact."""
+    fields: dict[str, Any] = {
+        "executionId": run.execution_id,
+        "jobId": run.job_id,
+        "triggerTs": run.trigger_ts,
+        "status": verdict.status,
+        "retryable": verdict.retryable,
+        "stopping": stopping,
+        "acceptedAt": times.accepted_at,
+        "startedAt": times.started_at,
+        "finishedAt": times.finished_at,
+    }
+    if verdict.code is not None:
+        fields["error"] = {"code": verdict.code, "message": verdict.message}
+    if verdict.retry_after_ms is not None:
+        fields["retryAfterMs"] = verdict.retry_after_ms
+    if verdict.result_json is None:
+        wire = small = orjson.dumps(fields)
+    else:
+        wire = orjson.dumps({**fields, "result": orjson.Fragment(verdict.result_json)})
+        small = wire if len(wire) <= SMALL_BYTES else orjson.dumps(fields)
+    return EncodedOutcome(verdict.status, stopping, wire, small)

@@ -1,0 +1,253 @@
+"""Wires one worker together: `open_parts` makes every part, starts it, and closes it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+
+from oncue.protocol import DeliveryResult
+from worker.clock import DatabaseClock
+from worker.cost import RecentCost
+from worker.deliver import Deliverer
+from worker.dispatchers import Dispatchers
+from worker.egress import Egress
+from worker.execute import CUT_OFF, LEASE_LOST, UNWANTED, Executor
+from worker.handlers.built_in import built_in_handlers
+from worker.heartbeat import Beats, BeatSender, Identity
+from worker.held import Execution, Held, Phase, Terms
+from worker.isolate import kill_group
+from worker.lease import Leases, connect_redis
+from worker.liveness import Liveness, Watchdog
+from worker.metrics import Metrics
+from worker.offered import describe_offer, offer
+from worker.outcome import RunTimes, encode_outcome
+from worker.renew import Renewal
+from worker.report import Reporter
+from worker.run import Intake
+from worker.settings import WorkerSettings
+from worker.verdict import Verdict
+
+LAST_BEAT_SECONDS: Final = 1.0
+Argument = TypeVar("Argument")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything of one running worker."""
+
+    settings: WorkerSettings
+    identity: Identity
+    held: Held
+    terms: Terms
+    clock: DatabaseClock
+    cost: RecentCost
+    metrics: Metrics
+    liveness: Liveness
+    leases: Leases
+    executor: Executor
+    intake: Intake
+    reporter: Reporter
+    deliverer: Deliverer
+    beats: Beats
+
+    def drain(self) -> None:
+        """Take no more runs and say so at once."""
+        if not self.held.draining:
+            log.info("draining", active=len(self.held.live))
+        self.held.draining = True
+        self.beats.beat_now()
+
+    def kill_children(self) -> None:
+        """Kill the process groups of all isolated runs; any thread may ask."""
+        for execution in self.held.running():
+            kill_group(execution.child_pid)
+
+
+@asynccontextmanager
+async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
+    """Start a worker's parts and close them at the end.
+
+    The handler modules must have been imported before.
+    """
+    loop = asyncio.get_running_loop()
+    tokens = [token.get_secret_value() for token in settings.internal_token]
+    token = tokens[0] if tokens else None
+    secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
+
+    egress = Egress(settings.egress_allow)
+    offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {})
+    identity = Identity(
+        name=settings.name,
+        boot_id=uuid.uuid4().hex,
+        url=settings.url,
+        weight=settings.worker_weight,
+        labels=settings.worker_labels,
+        delivers=settings.delivers,
+        handlers=describe_offer(offered),
+    )
+    held = Held(settings.worker_capacity)
+    terms, clock, cost, metrics = Terms(), DatabaseClock(), RecentCost(), Metrics()
+    liveness = Liveness(has_runs=lambda: bool(held.running()))
+    leases = Leases(connect_redis(settings.redis_url))
+    dispatchers = Dispatchers(settings.dispatcher_url, token)
+
+    def ended(execution: Execution, verdict: Verdict, stopping: bool) -> None:
+        now = clock.now_ms()
+        times = RunTimes(execution.accepted_at, execution.started_at, now)
+        outcome = encode_outcome(execution.run, verdict, times, stopping=stopping)
+        held.end(execution, outcome)
+        duration_ms = max(0, now - execution.accepted_at)
+        cost.add(duration_ms, time.monotonic())
+        metrics.count_run(execution.run.job_handler, verdict.status, duration_ms / 1000)
+        reporter.add_outcome(execution, outcome)
+
+    def gone(execution: Execution) -> None:
+        held.release(execution)
+        reporter.add_stopped(execution)
+
+    def tried(result: DeliveryResult) -> None:
+        outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
+        metrics.deliveries.labels(outcome).inc()
+        reporter.add_try(result)
+
+    def drop_unwanted(execution_ids: list[str]) -> None:
+        for execution_id in execution_ids:
+            execution = held.live.get(execution_id)
+            if execution is not None and execution.phase is Phase.RUNNING:
+                log.info("a run is no longer wanted", execution_id=execution_id)
+                executor.stop(execution, UNWANTED)
+            else:
+                reporter.forget(execution_id)
+
+    def stop_cut_off(executions: list[Execution]) -> None:
+        for execution in executions:
+            executor.stop(execution, CUT_OFF)
+
+    def lose(execution: Execution) -> None:
+        log.error("another execution holds the lease of a run", execution_id=execution.id)
+        executor.stop(execution, LEASE_LOST)
+
+    executor = Executor(
+        capacity=settings.worker_capacity,
+        clock=clock,
+        modules=settings.handlers,
+        ended=ended,
+        gone=gone,
+    )
+    deliverer = Deliverer(egress, secret, tried=tried)
+    reporter = Reporter(
+        worker_id=identity.worker_id,
+        held=held,
+        leases=leases,
+        dispatchers=dispatchers,
+        clock=clock,
+        deliver=deliverer.take,
+        try_reported=deliverer.acknowledged,
+    )
+    intake = Intake(
+        worker_id=identity.worker_id,
+        boot_id=identity.boot_id,
+        prefix=settings.redis_prefix,
+        offered=offered,
+        held=held,
+        terms=terms,
+        leases=leases,
+        executor=executor,
+        clock=clock,
+    )
+    beats = Beats(
+        identity,
+        BeatSender(settings.dispatcher_url, token),
+        held,
+        liveness=liveness,
+        terms=terms,
+        clock=clock,
+        cost=cost,
+        held_deliveries=deliverer.held_ids,
+        unwanted=lambda ids: _ask(loop, drop_unwanted, ids),
+        failed=metrics.beat_failures.inc,
+    )
+    renewal = Renewal(
+        settings.redis_url,
+        held,
+        liveness,
+        lost=lambda execution: _ask(loop, lose, execution),
+        failed=metrics.renewal_failures.inc,
+    )
+    parts = Parts(
+        settings=settings,
+        identity=identity,
+        held=held,
+        terms=terms,
+        clock=clock,
+        cost=cost,
+        metrics=metrics,
+        liveness=liveness,
+        leases=leases,
+        executor=executor,
+        intake=intake,
+        reporter=reporter,
+        deliverer=deliverer,
+        beats=beats,
+    )
+    watchdog = Watchdog(
+        held,
+        liveness,
+        stop_runs=lambda runs: _ask(loop, stop_cut_off, runs),
+        kill_children=parts.kill_children,
+    )
+    _watch_numbers(parts)
+    reporter.start()
+    for thread in (renewal, watchdog, beats):
+        thread.start()
+    try:
+        yield parts
+    finally:
+        beats.finish()
+        await asyncio.to_thread(beats.join, LAST_BEAT_SECONDS)
+        watchdog.end()
+        renewal.end()
+        parts.kill_children()
+        await deliverer.close()
+        await reporter.close()
+        executor.close()
+        await asyncio.to_thread(renewal.join, 1.0)
+        await dispatchers.close()
+        await egress.close()
+        await leases.close()
+
+
+def _ask(
+    loop: asyncio.AbstractEventLoop, function: Callable[[Argument], None], argument: Argument
+) -> None:
+    """Let the loop do something for another thread; a closed loop has nothing left to do."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, argument)
+
+
+def _watch_numbers(parts: Parts) -> None:
+    watch, held = parts.metrics.watch, parts.held
+    watch("capacity", "Runs that fit at once.", lambda: held.capacity)
+    watch("active", "Runs that hold a slot, stopping ones included.", lambda: len(held.live))
+    watch("queued", "Accepted runs whose handler has not begun.", lambda: held.queued)
+    watch(
+        "reports_unacknowledged",
+        "Outcomes, ended threads and tries that no dispatcher has acknowledged.",
+        lambda: parts.reporter.backlog,
+    )
+    watch("deliveries_held", "Callbacks held.", lambda: parts.deliverer.backlog)
+    watch(
+        "clock_offset_seconds",
+        "How far the database's clock is ahead of this process.",
+        lambda: parts.clock.offset_ms / 1000,
+    )

@@ -1,0 +1,374 @@
+"""Reports outcomes, ended threads and tries until a dispatcher has acknowledged each of them.
+
+There is no timer: what gathers while one request is in flight goes into the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+import structlog
+from pydantic import ValidationError
+
+from oncue.protocol import PROTOCOL_VERSION, REPORTS_PATH, Delivery, DeliveryResult, ReportsResponse
+from worker.clock import DatabaseClock, boot_seconds
+from worker.dispatchers import Dispatchers, NoDispatcher
+from worker.held import Execution, Held
+from worker.lease import Leases, LeaseUnavailable
+from worker.outcome import EncodedOutcome, RunTimes, encode_outcome
+from worker.verdict import unstorable
+
+MOST_ITEMS: Final = 200
+MOST_BYTES: Final = 2 * 1024 * 1024
+FIRST_BACKOFF_SECONDS: Final = 0.1
+LONGEST_BACKOFF_SECONDS: Final = 2.0
+STORE_AGAIN_SECONDS: Final = 120.0
+"""An outcome that nobody acknowledges is stored again long before its tombstone would expire."""
+ABOUT_THE_CONTENT: Final = frozenset({400, 413, 422})
+"""Answers that one item of a batch has caused: the batch is split to find it."""
+PATIENCE: Final = 3
+"""After so many failures in a row a 500 may be the fault of one item too."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class OutcomeItem:
+    """An outcome to report."""
+
+    execution: Execution
+    outcome: EncodedOutcome
+    failures: int = 0
+    replaced: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in a request."""
+        return len(self.outcome.wire)
+
+
+@dataclass(slots=True, eq=False)
+class StoppedItem:
+    """A thread that has ended after its run was reported as stopping."""
+
+    execution_id: str
+    failures: int = 0
+    size: int = 40
+
+
+@dataclass(slots=True, eq=False)
+class TryItem:
+    """What became of one try of a callback."""
+
+    result: DeliveryResult
+    wire: bytes
+    failures: int = 0
+    replaced: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in a request."""
+        return len(self.wire)
+
+
+Item = OutcomeItem | StoppedItem | TryItem
+
+
+def backoff_seconds(failures: int, chance: float) -> float:
+    """0.1 s doubled up to 2 s, of which between half and all is waited; `chance` is in 0 to 1."""
+    longest = min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 10))
+    return longest * (0.5 + 0.5 * chance)
+
+
+class Reporter:
+    """The queue of what dispatchers must still be told, and the one loop that tells them."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        held: Held,
+        leases: Leases,
+        dispatchers: Dispatchers,
+        clock: DatabaseClock,
+        deliver: Callable[[Sequence[Delivery]], None],
+        try_reported: Callable[[DeliveryResult], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._held = held
+        self._leases = leases
+        self._dispatchers = dispatchers
+        self._clock = clock
+        self._deliver = deliver
+        self._try_reported = try_reported
+        self._queue: deque[Item] = deque()
+        self._waiting: dict[Item, asyncio.TimerHandle] = {}
+        self._outcomes: dict[str, OutcomeItem] = {}
+        self._lingering: set[str] = set()
+        self._in_flight = 0
+        self._failures = 0
+        self._work = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="oncue-reports")
+
+    async def close(self) -> None:
+        """Stop reporting, whatever is left."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def add_outcome(self, execution: Execution, outcome: EncodedOutcome) -> None:
+        """Report how a run ended."""
+        item = OutcomeItem(execution, outcome)
+        self._outcomes[execution.id] = item
+        self._put(item)
+
+    def add_stopped(self, execution: Execution) -> None:
+        """Report that a stopping run has ended, once its outcome is acknowledged."""
+        if execution.acknowledged:
+            self._put(StoppedItem(execution.id))
+        else:
+            self._lingering.add(execution.id)
+
+    def add_try(self, result: DeliveryResult) -> None:
+        """Report one try of a callback."""
+        self._put(TryItem(result, result.model_dump_json(by_alias=True).encode()))
+
+    def forget(self, execution_id: str) -> None:
+        """Drop an outcome that no dispatcher wants any more."""
+        if execution_id in self._outcomes:
+            self._acknowledge_outcome(execution_id)
+            self._note_empty()
+
+    @property
+    def backlog(self) -> int:
+        """How many items are not acknowledged."""
+        return len(self._queue) + len(self._waiting) + self._in_flight
+
+    async def wait_empty(self) -> None:
+        """Return when everything is acknowledged."""
+        await self._empty.wait()
+
+    def _put(self, item: Item) -> None:
+        self._queue.append(item)
+        self._empty.clear()
+        self._work.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._queue:
+                batch = self._next_batch()
+                self._in_flight = len(batch)
+                try:
+                    await self._report(batch)
+                except NoDispatcher as error:
+                    await self._back_off(batch, str(error))
+                except Exception as error:
+                    # The loop must outlive any surprise: without it no outcome would be told.
+                    log.exception("a report failed")
+                    await self._back_off(batch, type(error).__name__)
+                finally:
+                    self._in_flight = 0
+                self._note_empty()
+
+    def _note_empty(self) -> None:
+        if not self.backlog:
+            self._empty.set()
+
+    def _next_batch(self) -> list[Item]:
+        batch: list[Item] = []
+        size = 0
+        while self._queue and len(batch) < MOST_ITEMS:
+            item = self._queue[0]
+            if batch and size + item.size > MOST_BYTES:
+                break
+            batch.append(self._queue.popleft())
+            size += item.size
+        return batch
+
+    async def _back_off(self, batch: list[Item], reason: str) -> None:
+        if self._failures == 0:
+            log.warning("reports are not acknowledged", reason=reason)
+        self._queue.extendleft(item for item in reversed(batch) if self._is_open(item))
+        self._failures += 1
+        await asyncio.sleep(backoff_seconds(self._failures - 1, random.random()))
+
+    async def _report(self, batch: list[Item]) -> None:
+        batch = [item for item in batch if self._is_open(item)]
+        if not batch:
+            return
+        await self._store(batch)
+        reply = await self._dispatchers.post(REPORTS_PATH, self._encode(batch))
+        if reply.status == 200:
+            try:
+                response = ReportsResponse.model_validate_json(reply.body)
+            except ValidationError:
+                raise NoDispatcher("the answer is not one of a dispatcher") from None
+            self._failures = 0
+            await self._settle(batch, response)
+        elif reply.status in ABOUT_THE_CONTENT or self._fails_for_long(reply.status):
+            await self._find_offender(batch, reply.status)
+        else:
+            raise NoDispatcher(f"status {reply.status}")
+
+    def _fails_for_long(self, status: int) -> bool:
+        return status == 500 and self._failures >= PATIENCE
+
+    async def _find_offender(self, batch: list[Item], status: int) -> None:
+        """Halve a refused batch until the offender stands alone, then say that it is unstorable."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            for half in (batch[:middle], batch[middle:]):
+                await self._report_part(half)
+            return
+        item = batch[0]
+        if status == 500 or isinstance(item, StoppedItem) or item.replaced:
+            log.warning("a report is refused again and again", status=status)
+            self._later(item)
+        elif isinstance(item, OutcomeItem):
+            self._replace_outcome(item, status)
+            await self._report_part([item])
+        else:
+            self._replace_try(item)
+            await self._report_part([item])
+
+    async def _report_part(self, part: list[Item]) -> None:
+        try:
+            await self._report(part)
+        except NoDispatcher:
+            for item in part:
+                self._later(item)
+
+    def _replace_outcome(self, item: OutcomeItem, status: int) -> None:
+        execution, old = item.execution, item.outcome
+        log.warning("an outcome cannot be stored", execution_id=execution.id, status=status)
+        times = RunTimes(execution.accepted_at, execution.started_at, self._clock.now_ms())
+        item.outcome = encode_outcome(
+            execution.run,
+            unstorable(f"the dispatcher refused the outcome with status {status}"),
+            times,
+            stopping=old.stopping,
+        )
+        item.replaced = True
+        execution.outcome = item.outcome
+        execution.stored_at = None
+
+    def _replace_try(self, item: TryItem) -> None:
+        item.result = item.result.model_copy(update={"error": "not storable"})
+        item.wire = item.result.model_dump_json(by_alias=True).encode()
+        item.replaced = True
+
+    async def _store(self, batch: list[Item]) -> None:
+        """Put outcomes under their run keys before anybody is told; without Redis, go on."""
+        now = boot_seconds()
+        fresh = [
+            item.execution
+            for item in batch
+            if isinstance(item, OutcomeItem)
+            and (
+                item.execution.stored_at is None
+                or now - item.execution.stored_at > STORE_AGAIN_SECONDS
+            )
+        ]
+        if not fresh:
+            return
+        try:
+            await self._leases.store(fresh)
+        except LeaseUnavailable as error:
+            log.warning("outcomes are reported without a copy in Redis", reason=str(error))
+            return
+        for execution in fresh:
+            execution.stored_at = now
+
+    def _encode(self, batch: list[Item]) -> bytes:
+        return orjson.dumps(
+            {
+                "protocol": PROTOCOL_VERSION,
+                "workerId": self._worker_id,
+                "load": self._held.load().model_dump(by_alias=True),
+                "outcomes": [
+                    orjson.Fragment(item.outcome.wire)
+                    for item in batch
+                    if isinstance(item, OutcomeItem)
+                ],
+                "stopped": [item.execution_id for item in batch if isinstance(item, StoppedItem)],
+                "tries": [
+                    orjson.Fragment(item.wire) for item in batch if isinstance(item, TryItem)
+                ],
+            }
+        )
+
+    async def _settle(self, batch: list[Item], response: ReportsResponse) -> None:
+        outcomes = set(response.acknowledged)
+        stopped = set(response.acknowledged_stopped)
+        tries = set(response.acknowledged_tries)
+        shrinkable: list[Execution] = []
+        for item in batch:
+            if isinstance(item, OutcomeItem):
+                if item.execution.id not in outcomes:
+                    self._later(item)
+                    continue
+                if item.outcome.small is not item.outcome.wire and item.execution.stored_at:
+                    shrinkable.append(item.execution)
+                self._acknowledge_outcome(item.execution.id)
+            elif isinstance(item, StoppedItem):
+                if item.execution_id not in stopped:
+                    self._later(item)
+            elif item.result.delivery_id in tries:
+                self._try_reported(item.result)
+            else:
+                self._later(item)
+        if response.deliveries:
+            self._deliver(response.deliveries)
+        if shrinkable:
+            await self._shrink(shrinkable)
+
+    def _acknowledge_outcome(self, execution_id: str) -> None:
+        item = self._outcomes.pop(execution_id, None)
+        if item is None:
+            return
+        timer = self._waiting.pop(item, None)
+        if timer is not None:
+            timer.cancel()
+        self._held.acknowledge(item.execution)
+        if execution_id in self._lingering:
+            self._lingering.discard(execution_id)
+            self._put(StoppedItem(execution_id))
+
+    async def _shrink(self, executions: list[Execution]) -> None:
+        """Leave only small tombstones of what the database has."""
+        try:
+            await self._leases.store(executions, small=True)
+        except LeaseUnavailable:
+            log.info("acknowledged outcomes stay under their keys until they expire")
+
+    def _is_open(self, item: Item) -> bool:
+        return not isinstance(item, OutcomeItem) or item.execution.id in self._outcomes
+
+    def _later(self, item: Item) -> None:
+        """Repeat one item after a while, so that the others go on meanwhile."""
+        if not self._is_open(item):
+            return
+        delay = backoff_seconds(item.failures, random.random())
+        item.failures += 1
+        loop = asyncio.get_running_loop()
+        self._waiting[item] = loop.call_later(delay, self._again, item)
+
+    def _again(self, item: Item) -> None:
+        self._waiting.pop(item, None)
+        self._put(item)

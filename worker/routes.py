@@ -1,0 +1,124 @@
+"""The worker's HTTP interface: what dispatchers send, and what operators look at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response, Security
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import Field
+
+from oncue.protocol import (
+    CANCEL_PATH,
+    DELIVER_PATH,
+    DRAIN_PATH,
+    LEASE_SECONDS,
+    CancelRequest,
+    CancelResponse,
+    DeliverRequest,
+    DeliverResponse,
+    Load,
+    Message,
+    RunRequest,
+    RunResponse,
+    RUN_PATH,
+    WorkerHealth,
+    WorkerState,
+)
+from worker.parts import Parts
+from worker.problems import documented
+
+token = HTTPBearer(
+    auto_error=False, scheme_name="internalToken", description="ONCUE_INTERNAL_TOKEN"
+)
+guarded = APIRouter(tags=["dispatcher"], dependencies=[Security(token)])
+opened = APIRouter(tags=["operations"])
+
+
+class DrainResponse(Message):
+    """What is left to do on a worker that takes no more runs."""
+
+    state: WorkerState
+    load: Load
+
+
+class Readiness(Message):
+    """Whether the worker can do its work, and which part is missing."""
+
+    ready: bool
+    redis: bool = Field(description="Redis answers.")
+    dispatcher: bool = Field(description="A beat was acknowledged in the last 15 s.")
+    handlers: bool = Field(description="It offers handlers, or delivers callbacks.")
+    missing: list[str]
+
+
+def parts_of(request: Request) -> Parts:
+    """The running worker behind a request."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+Running = Annotated[Parts, Depends(parts_of)]
+
+
+@guarded.post(
+    RUN_PATH,
+    response_model=RunResponse,
+    responses=documented(401, 409, 413, 422, 503),
+)
+async def run(request: RunRequest, parts: Running) -> Response:
+    """Take runs; each is accepted, a duplicate, or rejected with its reason."""
+    return Response(await parts.intake.take(request), media_type="application/json")
+
+
+@guarded.post(CANCEL_PATH, responses=documented(401, 409, 413, 422))
+async def cancel(request: CancelRequest, parts: Running) -> CancelResponse:
+    """Stop executions, and refuse those that may come later."""
+    return parts.intake.cancel(request)
+
+
+@guarded.post(DELIVER_PATH, responses=documented(401, 409, 413, 422))
+async def deliver(request: DeliverRequest, parts: Running) -> DeliverResponse:
+    """Take callbacks over for one try each; those that do not fit stay owed."""
+    parts.terms.admit(request.term)
+    accepted = [] if parts.held.draining else parts.deliverer.take(request.deliveries)
+    return DeliverResponse(worker_id=parts.identity.worker_id, accepted=accepted)
+
+
+@guarded.post(DRAIN_PATH, responses=documented(401))
+async def drain(parts: Running) -> DrainResponse:
+    """Take no more runs; those that run go on, and the process stays."""
+    parts.drain()
+    return DrainResponse(state=WorkerState.DRAINING, load=parts.held.load())
+
+
+@opened.get("/healthz")
+async def healthz(parts: Running) -> WorkerHealth:
+    """Prove that this very process lives."""
+    return WorkerHealth(worker_id=parts.identity.worker_id, boot_id=parts.identity.boot_id)
+
+
+@opened.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
+async def readyz(parts: Running) -> Response:
+    """Say whether runs can be taken, and what is missing; 503 if anything is."""
+    age = parts.liveness.beat_age_seconds()
+    found = {
+        "redis": await parts.leases.is_reachable(),
+        "dispatcher": age is not None and age < LEASE_SECONDS,
+        "handlers": bool(parts.identity.handlers) or parts.identity.delivers,
+    }
+    missing = [name for name, there in found.items() if not there]
+    state = Readiness(ready=not missing, missing=missing, **found)
+    return JSONResponse(state.model_dump(by_alias=True), 503 if missing else 200)
+
+
+@opened.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(parts: Running) -> Response:
+    """The worker's numbers, in the text format of Prometheus."""
+    return Response(parts.metrics.render(), media_type=CONTENT_TYPE_LATEST)

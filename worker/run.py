@@ -1,0 +1,240 @@
+"""Takes runs and cancels: the worker's side of `POST /run` and `POST /cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+import orjson
+import structlog
+
+from oncue.handlers import RegisteredHandler
+from oncue.protocol import (
+    Answer,
+    CancelRequest,
+    CancelResponse,
+    RejectReason,
+    Run,
+    RunRequest,
+    run_key,
+    run_mark,
+)
+from worker.clock import DatabaseClock
+from worker.execute import Executor, cancelled_as
+from worker.held import Execution, Held, Known, Phase, Terms
+from worker.lease import Leases, LeaseUnavailable, Wanted
+
+log = structlog.get_logger(__name__)
+
+RunAnswerFields = dict[str, Any]
+
+
+class Intake:
+    """Decides about each run: what is held or finished first, then Redis, then the limits."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        boot_id: str,
+        prefix: str,
+        offered: Mapping[str, RegisteredHandler],
+        held: Held,
+        terms: Terms,
+        leases: Leases,
+        executor: Executor,
+        clock: DatabaseClock,
+    ) -> None:
+        self._worker_id = worker_id
+        self._boot_id = boot_id
+        self._prefix = prefix
+        self._offered = offered
+        self._held = held
+        self._terms = terms
+        self._leases = leases
+        self._executor = executor
+        self._clock = clock
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def take(self, request: RunRequest) -> bytes:
+        """Answer all runs of a request, as the JSON of a `RunResponse`.
+
+        Raises:
+            StaleTerm: the sender has lost the dispatch lock.
+            LeaseUnavailable: Redis did not answer; nothing of the request was started.
+        """
+        self._terms.admit(request.term)
+        answers: dict[int, RunAnswerFields] = {}
+        pending = list(enumerate(request.runs))
+        while pending:
+            pending = await self._take_round(pending, answers)
+        return orjson.dumps(
+            {
+                "workerId": self._worker_id,
+                "load": self._held.load().model_dump(by_alias=True),
+                "answers": [answers[index] for index in range(len(request.runs))],
+            }
+        )
+
+    def cancel(self, request: CancelRequest) -> CancelResponse:
+        """Stop what is held of these executions and refuse the others for the future.
+
+        Raises:
+            StaleTerm: the sender has lost the dispatch lock.
+        """
+        self._terms.admit(request.term)
+        stopped: list[str] = []
+        unknown: list[str] = []
+        for execution_id in request.execution_ids:
+            execution = self._held.live.get(execution_id)
+            if execution is not None and execution.phase is not Phase.RESERVED:
+                self._executor.stop(execution, cancelled_as(request.reason.value))
+                stopped.append(execution_id)
+            elif execution_id in self._held.unacknowledged:
+                stopped.append(execution_id)
+            else:
+                self._held.refuse(execution_id)
+                unknown.append(execution_id)
+        return CancelResponse(stopped=stopped, unknown=unknown)
+
+    async def _take_round(
+        self, pending: Sequence[tuple[int, Run]], answers: dict[int, RunAnswerFields]
+    ) -> list[tuple[int, Run]]:
+        """Answer what can be answered now; the rest waits for reservations made by others."""
+        reserved: dict[int, Execution] = {}
+        looked_at: dict[int, tuple[Run, RejectReason]] = {}
+        later: list[tuple[int, Run]] = []
+        blockers: list[Execution] = []
+        for index, run in pending:
+            known = self._held.find_attempt(run)
+            blocker = self._held.reservation_of(run)
+            if known is not None:
+                answers[index] = _duplicate(run, known)
+            elif self._held.is_refused(run.execution_id):
+                answers[index] = _rejected(run, RejectReason.CANCELLED)
+            elif blocker is not None:
+                later.append((index, run))
+                blockers.append(blocker)
+            elif reason := self._limit(run):
+                looked_at[index] = run, reason
+            else:
+                reserved[index] = self._reserve(run)
+        if reserved or looked_at:
+            await self._lease(reserved, looked_at, answers)
+        for blocker in blockers:
+            await blocker.settled.wait()
+        return later
+
+    def _limit(self, run: Run) -> RejectReason | None:
+        if self._held.draining:
+            return RejectReason.DRAINING
+        if run.job_handler not in self._offered:
+            return RejectReason.UNKNOWN_HANDLER
+        return RejectReason.FULL if self._held.full else None
+
+    def _reserve(self, run: Run) -> Execution:
+        execution = Execution(
+            run=run,
+            handler=self._offered[run.job_handler],
+            key=run_key(self._prefix, run.job_id, run.trigger_ts),
+            mark=run_mark(self._boot_id, run.execution_id),
+            accepted_at=self._clock.now_ms(),
+        )
+        self._held.reserve(execution)
+        return execution
+
+    async def _lease(
+        self,
+        reserved: Mapping[int, Execution],
+        looked_at: Mapping[int, tuple[Run, RejectReason]],
+        answers: dict[int, RunAnswerFields],
+    ) -> None:
+        wanted = [Wanted(one.key, one.mark) for one in reserved.values()]
+        wanted += [
+            Wanted(run_key(self._prefix, run.job_id, run.trigger_ts))
+            for run, _ in looked_at.values()
+        ]
+        try:
+            values = await self._leases.take(wanted)
+        except BaseException:
+            for execution in reserved.values():
+                self._held.roll_back(execution)
+            raise
+        given_back: list[Execution] = []
+        for (index, execution), value in zip(reserved.items(), values, strict=False):
+            refusal = self._second_thought(execution)
+            if value:
+                self._held.roll_back(execution)
+                answers[index] = _owned_by_another(execution.run, value)
+            elif refusal is not None:
+                self._held.roll_back(execution)
+                given_back.append(execution)
+                answers[index] = _rejected(execution.run, refusal)
+            else:
+                self._held.begin(execution)
+                self._executor.start(execution)
+                answers[index] = _accepted(execution.run)
+        for (index, (run, reason)), value in zip(
+            looked_at.items(), values[len(reserved) :], strict=True
+        ):
+            mine = value == run_mark(self._boot_id, run.execution_id).encode()
+            answers[index] = (
+                _rejected(run, reason) if not value or mine else _owned_by_another(run, value)
+            )
+        if given_back:
+            self._spawn(self._give_back(given_back))
+
+    def _second_thought(self, execution: Execution) -> RejectReason | None:
+        """A cancel or a drain may have come while Redis was asked."""
+        if self._held.is_refused(execution.id):
+            return RejectReason.CANCELLED
+        return RejectReason.DRAINING if self._held.draining else None
+
+    async def _give_back(self, executions: list[Execution]) -> None:
+        try:
+            await self._leases.release(executions)
+        except LeaseUnavailable:
+            log.warning("leases of refused runs were not given back, they expire by themselves")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _accepted(run: Run) -> RunAnswerFields:
+    return {"executionId": run.execution_id, "answer": Answer.ACCEPTED.value}
+
+
+def _rejected(run: Run, reason: RejectReason) -> RunAnswerFields:
+    return {
+        "executionId": run.execution_id,
+        "answer": Answer.REJECTED.value,
+        "reason": reason.value,
+    }
+
+
+def _duplicate(run: Run, known: Known) -> RunAnswerFields:
+    answer: RunAnswerFields = {
+        "executionId": run.execution_id,
+        "answer": Answer.DUPLICATE.value,
+        "ownerExecutionId": known.execution_id,
+    }
+    if known.wire is not None:
+        answer["outcome"] = orjson.Fragment(known.wire)
+    return answer
+
+
+def _owned_by_another(run: Run, value: bytes) -> RunAnswerFields:
+    """Read what stands under the run key: boot id, execution id, and the outcome if there is one."""
+    _, execution_id, outcome = (value.split(b" ", 2) + [b"", b""])[:3]
+    try:
+        if outcome:
+            json.loads(outcome)
+    except ValueError:
+        log.warning("the outcome under a run key is not JSON", job_id=run.job_id)
+        outcome = b""
+    owner = execution_id.decode(errors="replace")
+    return _duplicate(run, Known(owner, outcome or None))

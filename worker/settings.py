@@ -1,0 +1,184 @@
+"""What a worker is told by its environment: `WorkerSettings`, read once at the entry point."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from oncue.webhooks import decode_secret
+
+NAME_SHAPE = re.compile(r"[A-Za-z0-9._-]{1,63}")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message is one sentence for the person who set them."""
+
+
+class WorkerSettings(BaseSettings):
+    """Everything a worker can be told, from `ONCUE_*` variables or `.env`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ONCUE_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+    host: str = Field("127.0.0.1", validation_alias="ONCUE_WORKER_HOST")
+    port: int = Field(8081, ge=0, le=65535, validation_alias="ONCUE_WORKER_PORT")
+    handlers: Annotated[tuple[str, ...], NoDecode] = ()
+    builtin_handlers: bool = True
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_prefix: str = Field("oncue", min_length=1, max_length=64)
+    dispatcher_url: Annotated[tuple[str, ...], NoDecode] = ("http://127.0.0.1:8080",)
+    advertise_url: str = ""
+    worker_name: str = ""
+    worker_capacity: int = Field(32, ge=0, le=10_000)
+    worker_weight: float = Field(1.0, gt=0, le=1000)
+    worker_labels: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    internal_token: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    webhook_secret: SecretStr | None = None
+    egress_allow: Annotated[tuple[Network, ...], NoDecode] = ()
+    grace_seconds: float = Field(30.0, ge=1, le=3600)
+    log_level: LogLevel = "info"
+    log_json: bool | None = None
+    exit_with_stdin: bool = False
+
+    @field_validator("handlers", "dispatcher_url", "internal_token", "egress_allow", mode="before")
+    @classmethod
+    def _split_list(cls, value: Any) -> Any:
+        return _split(value) if isinstance(value, str) else value
+
+    @field_validator("worker_labels", mode="before")
+    @classmethod
+    def _split_labels(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.partition("=") for pair in _split(value)]
+        if any(not name or not equals for name, equals, _ in pairs):
+            raise ValueError("labels are written as name=value,name=value")
+        return {name.strip(): label.strip() for name, _, label in pairs}
+
+    @field_validator("dispatcher_url")
+    @classmethod
+    def _check_dispatchers(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if not urls:
+            raise ValueError("at least one dispatcher address is needed")
+        return tuple(_check_http_url(url) for url in urls)
+
+    @field_validator("advertise_url")
+    @classmethod
+    def _check_advertised(cls, url: str) -> str:
+        return _check_http_url(url) if url else url
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, url: str) -> str:
+        scheme = urlsplit(url).scheme
+        if "sentinel" in scheme or "cluster" in scheme:
+            raise ValueError(
+                "Redis Sentinel and Cluster are not supported, use one redis:// address"
+            )
+        if scheme not in REDIS_SCHEMES:
+            raise ValueError("the address begins with redis://, rediss:// or unix://")
+        return url
+
+    @field_validator("worker_name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name and not NAME_SHAPE.fullmatch(name):
+            raise ValueError("a worker name has 1 to 63 letters, digits, dots, dashes, underscores")
+        return name
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            decode_secret(secret.get_secret_value())
+        return secret
+
+    @model_validator(mode="after")
+    def _refuse_open_worker(self) -> WorkerSettings:
+        if not self.internal_token and not is_loopback(self.host):
+            raise ValueError(
+                f"ONCUE_INTERNAL_TOKEN must be set when the worker listens on {self.host}, "
+                "which is not a loopback address"
+            )
+        return self
+
+    @property
+    def delivers(self) -> bool:
+        """True when this worker can sign callbacks."""
+        return self.webhook_secret is not None
+
+    @property
+    def url(self) -> str:
+        """The worker's address as dispatchers reach it."""
+        if self.advertise_url:
+            return self.advertise_url.rstrip("/")
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 (compared, not bound)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """The worker's name: as set, else host name and port."""
+        if self.worker_name:
+            return self.worker_name
+        host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+        return f"{host[:57]}-{self.port}"
+
+
+def read_settings(**given: Any) -> WorkerSettings:
+    """Read the environment and `.env`; `given` wins over both.
+
+    Raises:
+        SettingsError: with one sentence that names the variable and never its value.
+    """
+    try:
+        return WorkerSettings(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise SettingsError(reason) from None
+        raise SettingsError(f"{_variable(str(first['loc'][0]))} is not usable: {reason}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach what listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _variable(location: str) -> str:
+    return location if location.startswith("ONCUE_") else f"ONCUE_{location.upper()}"
+
+
+def _check_http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an address begins with http:// or https:// and names a host")
+    if parts.username or parts.password:
+        raise ValueError("an address holds no user or password")
+    return url.rstrip("/")
