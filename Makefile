@@ -1,8 +1,8 @@
 # All that one does with Oncue; `make` alone lists it. Nothing but python3 (3.11 or newer) is needed.
 
 PYTHON_IN_VENV := .venv/bin/python
-UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
-COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml --extra server
+UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml --extra server
 
 .DEFAULT_GOAL := help
 .PHONY: help up test check verify generate lock clean

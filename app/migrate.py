@@ -70,6 +70,9 @@ async def check_schema(database: Database) -> None:
         DatabaseUnavailable: the database did not answer.
     """
 
+    if database.is_sqlite and not Path(database.url.database or "").exists():
+        raise SchemaMismatch(f"there is no database {database.url.database}: run `oncue migrate`")
+
     async def ask(connection: AsyncConnection) -> tuple[int, int] | None:
         try:
             row = (

@@ -24,7 +24,12 @@ class Settings(BaseSettings):
     """What a dispatcher can be told by `ONCUE_*` variables or `.env`; a flag of `oncue` wins."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ONCUE_", env_file=".env", extra="ignore", frozen=True
+        env_prefix="ONCUE_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     database_url: str = Field(

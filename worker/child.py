@@ -2,7 +2,8 @@
 
 It reads one line of JSON from standard input and writes one line, the verdict, to the file
 descriptor FD, so that nothing a handler prints can be taken for its result. It dies with its
-worker: by the kernel's parent-death signal on Linux, and everywhere when its input ends.
+worker, and what it started with it: at once by the kernel's parent-death signal on Linux, and
+everywhere by a guardian that waits for the end of the input.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import logging
 import os
 import signal
 import sys
-import threading
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from oncue.handlers import REGISTRY, Context
@@ -33,7 +34,7 @@ def main(verdict_fd: int, parent_pid: int) -> None:
     _die_with(parent_pid)
     requests = _take_standard_input()
     request = json.loads(requests.readline())
-    threading.Thread(target=_watch, args=(requests,), daemon=True).start()
+    _leave_guardian(requests, verdict_fd)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -47,8 +48,9 @@ def main(verdict_fd: int, parent_pid: int) -> None:
 
 def _run(request: dict[str, Any]) -> Verdict:
     try:
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
         for module in request["modules"]:
             importlib.import_module(module)
         handler = REGISTRY[request["handler"]]
@@ -59,7 +61,7 @@ def _run(request: dict[str, Any]) -> Verdict:
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return judge_value(value)
-    except BaseException as error:  # noqa: BLE001 (also SystemExit is only a failed run)
+    except BaseException as error:
         verdict = judge_error(error)
         if verdict.code == "handler_error":
             logging.getLogger("oncue.handler").exception("the handler failed")
@@ -75,9 +77,22 @@ def _take_standard_input() -> BinaryIO:
     return requests
 
 
-def _watch(requests: BinaryIO) -> None:
-    requests.read()
-    os.killpg(0, signal.SIGKILL)
+def _leave_guardian(requests: BinaryIO, verdict_fd: int) -> None:
+    """Leave a process in our group that kills all of it when the worker's end of the pipe closes.
+
+    It is no child of ours, so that a handler that waits for any child does not meet it; and it
+    is no thread, so that a handler that never lets go of the interpreter cannot stop it.
+    """
+    middle = os.fork()
+    if middle == 0:
+        if os.fork() == 0:
+            os.close(verdict_fd)
+            while os.read(requests.fileno(), 4096):
+                pass
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(middle, 0)
+    requests.close()
 
 
 def _die_with(parent_pid: int) -> None:

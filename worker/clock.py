@@ -19,7 +19,7 @@ class DatabaseClock:
         self._offset_ms = 0.0
 
     def learn(self, database_ms: int, sent: float, received: float) -> None:
-        """Take the database's time as that of the middle between `sent` and `received` (epoch s)."""
+        """Take `database_ms` as the time midway between `sent` and `received` (epoch seconds)."""
         self._offset_ms = database_ms - (sent + received) * 500.0
 
     @property

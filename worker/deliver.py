@@ -1,4 +1,7 @@
-"""Tries callbacks, each once: signed, bounded and fair between hosts. Dispatchers own the schedule."""
+"""Tries callbacks, each once: signed, bounded, fair between hosts.
+
+Dispatchers own the schedule of retries and hand out each try.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beats from a thread of its own, so that a handler that burns the processor cannot silence them."""
+"""Beats from a thread of its own, which a handler that burns the processor cannot silence."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from oncue.protocol import (
     HEARTBEAT_PATH,
     Heartbeat,
     HeartbeatResponse,
-    Held as HeldExecution,
     OfferedHandler,
     WorkerState,
 )
+from oncue.protocol import Held as HeldExecution
 from worker.clock import DatabaseClock, boot_seconds
 from worker.cost import RecentCost
 from worker.cpu import CpuIdle
@@ -129,9 +129,9 @@ def _connection_to(url: str) -> http.client.HTTPConnection:
 
 
 class Beats(threading.Thread):
-    """Tells the dispatchers every 5 s, and at once after a change, what this worker is and holds."""
+    """Tells dispatchers every 5 s, and at once after a change, what this worker is and holds."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a part names all that it is wired to)
         self,
         identity: Identity,
         sender: BeatSender,

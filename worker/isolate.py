@@ -22,7 +22,7 @@ LONGEST_VERDICT_BYTES: Final = 1024 * 1024
 async def run_in_child(execution: Execution, context: Context, modules: tuple[str, ...]) -> Verdict:
     """Return the child's verdict once its process group is gone."""
     request = _encode_request(execution, context, modules)
-    reader, writer_fd = await _open_verdict_pipe()
+    reader, pipe, writer_fd = await _open_verdict_pipe()
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -34,6 +34,9 @@ async def run_in_child(execution: Execution, context: Context, modules: tuple[st
             pass_fds=(writer_fd,),
             start_new_session=True,
         )
+    except BaseException:
+        pipe.close()
+        raise
     finally:
         os.close(writer_fd)
     execution.child_pid = process.pid
@@ -49,6 +52,8 @@ async def run_in_child(execution: Execution, context: Context, modules: tuple[st
         if process.returncode is None:
             await process.wait()
         execution.child_pid = None
+        # A process that left the group may still hold the other end.
+        pipe.close()
     return _decode_verdict(line, process.returncode)
 
 
@@ -81,17 +86,17 @@ def _encode_request(execution: Execution, context: Context, modules: tuple[str, 
     return json.dumps(request).encode() + b"\n"
 
 
-async def _open_verdict_pipe() -> tuple[asyncio.StreamReader, int]:
+async def _open_verdict_pipe() -> tuple[asyncio.StreamReader, asyncio.ReadTransport, int]:
     read_fd, write_fd = os.pipe()
     reader = asyncio.StreamReader(limit=LONGEST_VERDICT_BYTES)
     try:
-        await asyncio.get_running_loop().connect_read_pipe(
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb", buffering=0)
         )
     except BaseException:
         os.close(write_fd)
         raise
-    return reader, write_fd
+    return reader, pipe, write_fd
 
 
 async def _send_request(process: asyncio.subprocess.Process, request: bytes) -> None:

@@ -84,14 +84,11 @@ class Wanted:
 
 def connect_redis(url: str) -> Redis:
     """A client that sends each command at most once: a repeated script would meet its own ghost."""
-    return cast(
-        Redis,
-        Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=REDIS_TIMEOUT_SECONDS,
-            socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
-        ),
+    return Redis.from_url(
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=REDIS_TIMEOUT_SECONDS,
+        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import structlog
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_standalone_docs import StandaloneDocs
@@ -120,7 +121,7 @@ def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -
         timeout_keep_alive=75,
     )
     server = _Server(config)
-    loop = config.get_loop_factory()()
+    loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     shutdown = Shutdown(
         settings.grace_seconds, lambda: _parts(app), lambda: setattr(server, "should_exit", True)

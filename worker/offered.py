@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from oncue.handlers import REGISTRY, RegisteredHandler
 from oncue.protocol import OfferedHandler
@@ -22,7 +22,7 @@ def import_handlers(modules: Sequence[str]) -> None:
     Raises:
         HandlersNotLoaded: one of them failed.
     """
-    here = os.getcwd()
+    here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     for module in modules:

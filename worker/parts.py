@@ -67,6 +67,42 @@ class Parts:
         self.held.draining = True
         self.beats.beat_now()
 
+    def end_run(self, execution: Execution, verdict: Verdict, stopping: bool) -> None:
+        """Record how a run ended and have it reported."""
+        now = self.clock.now_ms()
+        times = RunTimes(execution.accepted_at, execution.started_at, now)
+        outcome = encode_outcome(execution.run, verdict, times, stopping=stopping)
+        self.held.end(execution, outcome)
+        duration_ms = max(0, now - execution.accepted_at)
+        self.cost.add(duration_ms, time.monotonic())
+        self.metrics.count_run(execution.run.job_handler, verdict.status, duration_ms / 1000)
+        self.reporter.add_outcome(execution, outcome)
+
+    def release_run(self, execution: Execution) -> None:
+        """Free the slot of a run that was reported as stopping and has now ended."""
+        self.held.release(execution)
+        self.reporter.add_stopped(execution)
+
+    def drop_unwanted(self, execution_ids: list[str]) -> None:
+        """Stop and forget executions that the dispatcher does not want any more."""
+        for execution_id in execution_ids:
+            execution = self.held.live.get(execution_id)
+            if execution is not None and execution.phase is Phase.RUNNING:
+                log.info("a run is no longer wanted", execution_id=execution_id)
+                self.executor.stop(execution, UNWANTED)
+            else:
+                self.reporter.forget(execution_id)
+
+    def stop_cut_off(self, executions: list[Execution]) -> None:
+        """Stop runs by the rule of death."""
+        for execution in executions:
+            self.executor.stop(execution, CUT_OFF)
+
+    def lose_lease(self, execution: Execution) -> None:
+        """Stop a run whose attempt another execution holds."""
+        log.error("another execution holds the lease of a run", execution_id=execution.id)
+        self.executor.stop(execution, LEASE_LOST)
+
     def kill_children(self) -> None:
         """Kill the process groups of all isolated runs; any thread may ask."""
         for execution in self.held.running():
@@ -101,48 +137,18 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
     leases = Leases(connect_redis(settings.redis_url))
     dispatchers = Dispatchers(settings.dispatcher_url, token)
 
-    def ended(execution: Execution, verdict: Verdict, stopping: bool) -> None:
-        now = clock.now_ms()
-        times = RunTimes(execution.accepted_at, execution.started_at, now)
-        outcome = encode_outcome(execution.run, verdict, times, stopping=stopping)
-        held.end(execution, outcome)
-        duration_ms = max(0, now - execution.accepted_at)
-        cost.add(duration_ms, time.monotonic())
-        metrics.count_run(execution.run.job_handler, verdict.status, duration_ms / 1000)
-        reporter.add_outcome(execution, outcome)
-
-    def gone(execution: Execution) -> None:
-        held.release(execution)
-        reporter.add_stopped(execution)
-
+    # The last two are made after those that tell them something: nothing is told before the end.
     def tried(result: DeliveryResult) -> None:
         outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
         metrics.deliveries.labels(outcome).inc()
         reporter.add_try(result)
 
-    def drop_unwanted(execution_ids: list[str]) -> None:
-        for execution_id in execution_ids:
-            execution = held.live.get(execution_id)
-            if execution is not None and execution.phase is Phase.RUNNING:
-                log.info("a run is no longer wanted", execution_id=execution_id)
-                executor.stop(execution, UNWANTED)
-            else:
-                reporter.forget(execution_id)
-
-    def stop_cut_off(executions: list[Execution]) -> None:
-        for execution in executions:
-            executor.stop(execution, CUT_OFF)
-
-    def lose(execution: Execution) -> None:
-        log.error("another execution holds the lease of a run", execution_id=execution.id)
-        executor.stop(execution, LEASE_LOST)
-
     executor = Executor(
         capacity=settings.worker_capacity,
         clock=clock,
         modules=settings.handlers,
-        ended=ended,
-        gone=gone,
+        ended=lambda *ending: parts.end_run(*ending),  # noqa: PLW0108 (parts come later)
+        gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
     )
     deliverer = Deliverer(egress, secret, tried=tried)
     reporter = Reporter(
@@ -174,14 +180,14 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         clock=clock,
         cost=cost,
         held_deliveries=deliverer.held_ids,
-        unwanted=lambda ids: _ask(loop, drop_unwanted, ids),
+        unwanted=lambda ids: _ask(loop, parts.drop_unwanted, ids),
         failed=metrics.beat_failures.inc,
     )
     renewal = Renewal(
         settings.redis_url,
         held,
         liveness,
-        lost=lambda execution: _ask(loop, lose, execution),
+        lost=lambda execution: _ask(loop, parts.lose_lease, execution),
         failed=metrics.renewal_failures.inc,
     )
     parts = Parts(
@@ -203,7 +209,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
     watchdog = Watchdog(
         held,
         liveness,
-        stop_runs=lambda runs: _ask(loop, stop_cut_off, runs),
+        stop_runs=lambda runs: _ask(loop, parts.stop_cut_off, runs),
         kill_children=parts.kill_children,
     )
     _watch_numbers(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import structlog
 from redis import Redis
@@ -45,14 +45,11 @@ class Renewal(threading.Thread):
         self._renew_seconds = renew_seconds
         self._silent = False
         self._end = threading.Event()
-        self._redis = cast(
-            Redis,
-            Redis.from_url(
-                url,
-                retry=Retry(NoBackoff(), 0),
-                socket_timeout=REDIS_TIMEOUT_SECONDS,
-                socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
-            ),
+        self._redis = Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=REDIS_TIMEOUT_SECONDS,
+            socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
         )
         self._script = self._redis.register_script(RENEW)
 

@@ -97,7 +97,7 @@ class Reporter:
         leases: Leases,
         dispatchers: Dispatchers,
         clock: DatabaseClock,
-        deliver: Callable[[Sequence[Delivery]], None],
+        deliver: Callable[[Sequence[Delivery]], object],
         try_reported: Callable[[DeliveryResult], None],
     ) -> None:
         self._worker_id = worker_id

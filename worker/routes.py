@@ -15,6 +15,7 @@ from oncue.protocol import (
     DELIVER_PATH,
     DRAIN_PATH,
     LEASE_SECONDS,
+    RUN_PATH,
     CancelRequest,
     CancelResponse,
     DeliverRequest,
@@ -23,7 +24,6 @@ from oncue.protocol import (
     Message,
     RunRequest,
     RunResponse,
-    RUN_PATH,
     WorkerHealth,
     WorkerState,
 )

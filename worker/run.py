@@ -34,7 +34,7 @@ RunAnswerFields = dict[str, Any]
 class Intake:
     """Decides about each run: what is held or finished first, then Redis, then the limits."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a part names all that it is wired to)
         self,
         *,
         worker_id: str,
@@ -228,8 +228,8 @@ def _duplicate(run: Run, known: Known) -> RunAnswerFields:
 
 
 def _owned_by_another(run: Run, value: bytes) -> RunAnswerFields:
-    """Read what stands under the run key: boot id, execution id, and the outcome if there is one."""
-    _, execution_id, outcome = (value.split(b" ", 2) + [b"", b""])[:3]
+    """Read what stands under a run key: boot id, execution id, and maybe the outcome."""
+    _, execution_id, outcome = [*value.split(b" ", 2), b"", b""][:3]
     try:
         if outcome:
             json.loads(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -54,7 +55,7 @@ class Shutdown:
         if parts is not None and parts.held.running():
             log.warning("runs that cannot be stopped are left behind", runs=len(parts.held.live))
             parts.kill_children()
-            os._exit(0)
+            _leave_at_once()
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self._run())
@@ -112,4 +113,11 @@ class Shutdown:
         parts = self._parts()
         if parts is not None:
             parts.kill_children()
-        os._exit(0)
+        _leave_at_once()
+
+
+def _leave_at_once() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)

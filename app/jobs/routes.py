@@ -1,7 +1,5 @@
 """The routes of callers under `/openapi`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import orjson

@@ -21,6 +21,7 @@ from app.lifecycle.moves.settle import new_token
 from app.lifecycle.moves.submit import NewJob, insert_jobs
 from app.lifecycle.reads import JobRecord, ensure_queue, read_job
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
+from app.metrics import Metrics
 from app.plumbing.bus import WAKE, Bus
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
@@ -47,6 +48,7 @@ class Submitter:
         database: Database,
         bus: Bus,
         fleet: LiveFleet,
+        metrics: Metrics,
         *,
         batch_limit: int,
         backlog_limit: int,
@@ -54,6 +56,7 @@ class Submitter:
         self._database = database
         self._bus = bus
         self._fleet = fleet
+        self._metrics = metrics
         self._queues: dict[tuple[int, str, str], int] = {}
         self._commits: GroupCommit[NewJob, RowMapping] = GroupCommit(
             self._commit,
@@ -80,8 +83,10 @@ class Submitter:
         except Overloaded:
             raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
         if row["submit_token"] == new.submit_token:
+            self._metrics.accepted.inc()
             warnings = await self._warnings(request.job_handler)
             return Submitted(job_view(JobRecord(row, (), new.params, {}), warnings), created=True)
+        self._metrics.repeated.inc()
         return await self._repeated(caller, new, row)
 
     async def drained(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -43,8 +42,6 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writer_lock = asyncio.Lock() if self.is_sqlite else None
         if self.is_sqlite:
-            if self.url.database:
-                Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
             self._writers = _sqlite_engine(self.url, begin="BEGIN IMMEDIATE", pool_size=1)
             self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4)
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
-import orjson
+from pydantic_core import from_json
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 ANSWER_SECONDS: Final = 10.0
@@ -87,6 +87,6 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 def _json(content: bytes) -> Any:
     try:
-        return orjson.loads(content) if content else None
-    except orjson.JSONDecodeError:
+        return from_json(content) if content else None
+    except ValueError:
         return None

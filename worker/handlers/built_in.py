@@ -1,4 +1,4 @@
-"""The built-in handlers `echo`, `sleep`, `fail` and `http`, made with the client they call out by."""
+"""The built-in handlers `echo`, `sleep`, `fail` and `http`, made with the client they call by."""
 
 from __future__ import annotations
 

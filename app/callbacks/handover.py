@@ -1,0 +1,138 @@
+"""Handing owed callbacks to workers that deliver: first tries nobody took, and every later try."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from typing import Final
+
+import structlog
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.dispatch.lock import DispatchLock
+from app.fleet.roster import Roster
+from app.lifecycle.moves.deliver import HandedOver, give_back, read_next_try_at, take_due
+from app.plumbing.bus import OWED, Bus
+from app.plumbing.clock import DatabaseClock
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.http import InternalClient, NoAnswer
+from app.plumbing.loops import Loop
+from oncue.protocol import DELIVER_PATH, Delivery, DeliverRequest, DeliverResponse
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+BATCH_LIMIT: Final = 200
+REFUSED_PAUSE_MS: Final = 1000
+
+
+class Handover:
+    """The lock holder's loop over the outbox; the schedule and the leases are in its rows."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: DatabaseClock,
+        lock: DispatchLock,
+        roster: Roster,
+        client: InternalClient,
+        bus: Bus,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = lock
+        self._roster = roster
+        self._client = client
+        self._owed = asyncio.Event()
+        self._loop = Loop("handover", self._step, expected=(DatabaseUnavailable,))
+        bus.subscribe(OWED, lambda _signal: self._owed.set())
+
+    def start(self) -> None:
+        """Start handing over while the lock is held."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stop handing over."""
+        await self._loop.stop()
+
+    async def _step(self) -> None:
+        self._owed.clear()
+        term = self._lock.term
+        workers = [node.worker_id for node in self._roster.delivering()]
+        if term is None or not workers:
+            await asyncio.sleep(LOOK_SECONDS / 2)
+            return
+        next_try_at = await self._database.read(read_next_try_at)
+        wait = LOOK_SECONDS if next_try_at is None else (next_try_at - self._clock.now_ms()) / 1000
+        if wait <= 0:
+            await self._hand_over(term, workers)
+            return
+        try:
+            await asyncio.wait_for(self._owed.wait(), min(wait, LOOK_SECONDS))
+        except TimeoutError:
+            return
+
+    async def _hand_over(self, term: int, workers: list[str]) -> None:
+        async def take(connection: AsyncConnection) -> list[HandedOver]:
+            return await take_due(connection, self._database, workers, limit=BATCH_LIMIT)
+
+        taken = await self._database.write(take)
+        if not taken:
+            # Another transaction holds the rows: they are looked at again shortly.
+            await asyncio.sleep(0.05)
+            return
+        by_worker: dict[str, list[HandedOver]] = defaultdict(list)
+        for one in taken:
+            by_worker[one.worker_id].append(one)
+        started = time.monotonic()
+        await asyncio.gather(
+            *(self._offer(worker_id, own, term) for worker_id, own in by_worker.items())
+        )
+        log.debug("handed_over", deliveries=len(taken), seconds=time.monotonic() - started)
+
+    async def _offer(self, worker_id: str, own: list[HandedOver], term: int) -> None:
+        """Send deliveries to a worker; what it refuses is due again, what is unclear waits."""
+        worker = self._roster.get(worker_id)
+        request = DeliverRequest(
+            term=term,
+            deliveries=[
+                Delivery(
+                    delivery_id=one.delivery.delivery_id,
+                    try_number=one.delivery.try_number,
+                    url=one.delivery.url,
+                    body=one.delivery.body,
+                )
+                for one in own
+            ],
+        )
+        accepted: set[str] = set()
+        if worker is not None:
+            try:
+                reply = await self._client.post(
+                    worker.node.url + DELIVER_PATH,
+                    request.model_dump_json(by_alias=True).encode(),
+                )
+            except NoAnswer as error:
+                # It may have them: the lease decides when somebody else may try.
+                self._roster.doubt(worker_id)
+                log.info("handover_unanswered", worker_id=worker_id, error=str(error))
+                return
+            if reply.status == 200:
+                try:
+                    accepted = set(DeliverResponse.model_validate(reply.body).accepted)
+                except ValidationError:
+                    self._roster.doubt(worker_id)
+                    return
+        refused = [
+            one.delivery.delivery_id for one in own if one.delivery.delivery_id not in accepted
+        ]
+
+        async def write(connection: AsyncConnection) -> None:
+            await give_back(
+                connection, self._database, worker_id, refused, pause_ms=REFUSED_PAUSE_MS
+            )
+
+        if refused:
+            await self._database.write(write)

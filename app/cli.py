@@ -1,0 +1,304 @@
+"""The `oncue` command. Each flag has an `ONCUE_*` variable; the flag wins."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import SecretStr, ValidationError
+
+from app.settings import Settings, is_loopback
+
+app = typer.Typer(
+    name="oncue",
+    help="Oncue: jobs, on cue. `oncue up` runs the whole platform on this machine.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", envvar="ONCUE_HOST")]
+Port = Annotated[
+    int | None, typer.Option(help="Port of the dispatcher.", envvar="ONCUE_PORT", min=0, max=65535)
+]
+WorkerPort = Annotated[
+    int | None,
+    typer.Option(help="Port of the worker.", envvar="ONCUE_WORKER_PORT", min=0, max=65535),
+]
+Handlers = Annotated[
+    list[str] | None,
+    typer.Option(help="Module with @handler functions; may be repeated.", envvar="ONCUE_HANDLERS"),
+]
+
+REFUSED = 2
+
+
+@app.command()
+def up(
+    port: Port = None,
+    worker_port: WorkerPort = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Where the state lives.", envvar="ONCUE_HOME")
+    ] = None,
+    handlers: Handlers = None,
+) -> None:
+    """Run the whole platform here: database and Redis embedded, one dispatcher, one worker."""
+    settings = _settings(port=port, home=home)
+    _logs(settings)
+    _started_by(lambda: _up(settings, worker_port or 8081, handlers or []))
+
+
+@app.command()
+def dispatcher(
+    host: Host = None,
+    port: Port = None,
+    dispatch: Annotated[
+        bool | None,
+        typer.Option("--dispatch/--no-dispatch", help="Dispatch too, or serve the API only."),
+    ] = None,
+) -> None:
+    """Run a dispatcher: the API and, for the holder of the lock, dispatch."""
+    settings = _settings(host=host, port=port, dispatch=dispatch)
+    _logs(settings)
+    from app.serve import run, serve  # noqa: PLC0415 - other commands start without it
+
+    _started_by(lambda: run(lambda: serve(settings)))
+
+
+@app.command()
+def worker(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", envvar="ONCUE_WORKER_HOST")
+    ] = None,
+    port: WorkerPort = None,
+    handlers: Handlers = None,
+) -> None:
+    """Run a worker: it takes runs, runs handlers, reports, and delivers callbacks."""
+    environment = dict(os.environ)
+    if host is not None:
+        environment["ONCUE_WORKER_HOST"] = host
+    if port is not None:
+        environment["ONCUE_WORKER_PORT"] = str(port)
+    if handlers:
+        environment["ONCUE_HANDLERS"] = ",".join(handlers)
+    # The worker shares no code with the dispatcher: this process becomes it.
+    os.execve(sys.executable, [sys.executable, "-m", "worker"], environment)
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database's schema up to date; nothing else needs to run."""
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - see above
+
+    from app.lifecycle.tables import SCHEMA_REVISION  # noqa: PLC0415
+    from app.migrate import MigrationBusy, migrate as run_migrations  # noqa: PLC0415
+
+    settings = _settings()
+    try:
+        run_migrations(settings.database_url)
+    except MigrationBusy as error:
+        _refuse(str(error))
+    except SQLAlchemyError as error:
+        _refuse(f"the database refuses: {getattr(error, 'orig', None) or error}")
+    typer.echo(f"schema revision {SCHEMA_REVISION}: up to date")
+
+
+@app.command(name="settings")
+def show_settings() -> None:
+    """List every setting: its variable, its value here, and what it means."""
+    settings = _settings()
+    fields: list[tuple[str, str, str]] = [
+        (name, _shown(getattr(settings, name)), field.description or "")
+        for name, field in type(settings).model_fields.items()
+    ]
+    for name, value, description in fields:
+        typer.echo(f"ONCUE_{name.upper()}={value}")
+        if description:
+            typer.echo(f"    {description}")
+    typer.echo("\nOf the worker:")
+    for name, description in WORKER_SETTINGS.items():
+        typer.echo(f"{name}={'(set)' if _is_secret(name) else ''}{_environment(name)}")
+        typer.echo(f"    {description}")
+
+
+WORKER_SETTINGS = {
+    "ONCUE_DISPATCHER_URL": "dispatchers, a comma list; the next is tried when one fails",
+    "ONCUE_ADVERTISE_URL": "the worker's address as dispatchers reach it; http://host:port",
+    "ONCUE_WORKER_NAME": "its name; host name and port",
+    "ONCUE_WORKER_HOST": "address to listen on; 127.0.0.1",
+    "ONCUE_WORKER_PORT": "port to listen on; 8081",
+    "ONCUE_WORKER_CAPACITY": "runs at once; 32",
+    "ONCUE_WORKER_WEIGHT": "its share of the load relative to others; 1",
+    "ONCUE_WORKER_LABELS": "name=value,...: what `worker.NAME` labels of jobs ask for",
+    "ONCUE_HANDLERS": "modules with @handler functions, a comma list",
+    "ONCUE_WEBHOOK_SECRET": "whsec_...: signs callbacks; without it the worker delivers none",
+    "ONCUE_EGRESS_ALLOW": "networks that callbacks may reach besides public ones",
+}
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+async def _up_async(settings: Settings, worker_port: int, handlers: list[str]) -> None:
+    from app.embedded import WorkerProcess, load_secrets, when_ready  # noqa: PLC0415
+    from app.serve import serve  # noqa: PLC0415
+
+    kept = load_secrets(settings.home)
+    own = f"http://{settings.host}:{settings.port}"
+    worker_url = f"http://127.0.0.1:{worker_port}"
+    process = WorkerProcess(
+        {
+            "ONCUE_DISPATCHER_URL": own,
+            "ONCUE_REDIS_URL": settings.redis_url,
+            "ONCUE_REDIS_PREFIX": settings.redis_prefix,
+            "ONCUE_INTERNAL_TOKEN": settings.internal_token.get_secret_value(),
+            "ONCUE_WEBHOOK_SECRET": os.environ.get("ONCUE_WEBHOOK_SECRET") or kept.webhook_secret,
+            "ONCUE_EGRESS_ALLOW": os.environ.get("ONCUE_EGRESS_ALLOW") or "127.0.0.0/8",
+            "ONCUE_WORKER_HOST": "127.0.0.1",
+            "ONCUE_WORKER_PORT": str(worker_port),
+            "ONCUE_ADVERTISE_URL": worker_url,
+            "ONCUE_HANDLERS": ",".join(handlers),
+        }
+    )
+
+    async def beside(stopping: asyncio.Event) -> None:
+        ready = asyncio.create_task(
+            when_ready(
+                [f"{own}/readyz", f"{worker_url}/readyz"],
+                stopping,
+                lambda: typer.echo(_banner(own, worker_url, settings)),
+            )
+        )
+        try:
+            await process.keep_running(stopping)
+        finally:
+            ready.cancel()
+
+    await serve(settings, beside=beside)
+
+
+def _up(settings: Settings, worker_port: int, handlers: list[str]) -> None:
+    from app.embedded import (  # noqa: PLC0415
+        EmbeddedValkey,
+        exclusive_home,
+        load_secrets,
+        wait_for_port,
+    )
+    from app.migrate import migrate as run_migrations  # noqa: PLC0415
+    from app.serve import run  # noqa: PLC0415
+
+    if not is_loopback(settings.host):
+        _refuse("`oncue up` is for this machine alone: use `oncue dispatcher` and `oncue worker`")
+    # Until the servers run, either signal simply ends this process, and with it its children.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with exclusive_home(settings.home):
+        changes: dict[str, Any] = {}
+        if not settings.internal_token.get_secret_value():
+            changes["internal_token"] = SecretStr(load_secrets(settings.home).internal_token)
+        if "database_url" not in settings.model_fields_set:
+            path = settings.home.resolve() / "oncue.db"
+            changes["database_url"] = f"sqlite+aiosqlite:///{path}"
+        valkey = None
+        if "redis_url" not in settings.model_fields_set:
+            valkey = EmbeddedValkey(settings.home)
+            changes["redis_url"] = valkey.url
+        settings = settings.model_copy(update=changes)
+        for busy in (settings.port, worker_port):
+            wait_for_port(settings.host, busy)
+        run_migrations(settings.database_url)
+        try:
+            if valkey is not None:
+                valkey.start()
+            run(lambda: _up_async(settings, worker_port, handlers))
+        finally:
+            if valkey is not None:
+                valkey.stop()
+        typer.echo("oncue: stopped")
+
+
+def _banner(own: str, worker_url: str, settings: Settings) -> str:
+    return f"""
+Oncue is up.
+
+  API      {own}/openapi/jobs
+  Docs     {own}/docs
+  Health   {own}/readyz   worker: {worker_url}/readyz
+  State    {settings.home}/   callbacks may reach 127.0.0.0/8 (ONCUE_EGRESS_ALLOW)
+
+Try:
+
+  curl -s {own}/openapi/jobs -H 'Content-Type: application/json' \\
+    -d '{{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{{"hello":"world"}}}}'
+
+Ctrl-C stops it.
+"""
+
+
+def _settings(**flags: Any) -> Settings:
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = "_".join(str(part) for part in first["loc"])
+        prefix = f"ONCUE_{name.upper()}: " if name else ""
+        _refuse(prefix + first["msg"].removeprefix("Value error, "))
+
+
+def _logs(settings: Settings) -> None:
+    from app.logs import configure_logs  # noqa: PLC0415
+
+    configure_logs(settings.log_level, as_json=settings.log_json)
+
+
+def _started_by(start: Any) -> None:
+    from app.serve import StartRefused  # noqa: PLC0415
+
+    try:
+        start()
+    except StartRefused as error:
+        _refuse(str(error))
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.echo(f"oncue: {sentence}", err=True)
+    sys.exit(REFUSED)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return "(set)" if value.get_secret_value() else ""
+    if isinstance(value, tuple):
+        return ",".join(f"{item:g}" for item in value)
+    text = str(value)
+    return "" if value is None else _without_password(text)
+
+
+def _without_password(text: str) -> str:
+    from sqlalchemy.engine import make_url  # noqa: PLC0415
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
+    if "://" not in text:
+        return text
+    try:
+        return make_url(text).render_as_string()
+    except ArgumentError:
+        return text
+
+
+def _is_secret(name: str) -> bool:
+    return name == "ONCUE_WEBHOOK_SECRET" and bool(os.environ.get(name))
+
+
+def _environment(name: str) -> str:
+    return "" if name == "ONCUE_WEBHOOK_SECRET" else os.environ.get(name, "")

@@ -1,0 +1,260 @@
+"""The dispatch loop of the lock holder: sleep until something is due, choose, claim, send."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import uuid_utils
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.dispatch.lock import DispatchLock
+from app.dispatch.queues import QueueBook, QueueState
+from app.dispatch.send import Sender
+from app.fleet.balance import Policy, Slots, choose
+from app.fleet.roster import Roster
+from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
+from app.lifecycle.moves.settle import new_token
+from app.lifecycle.nodes import read_nodes
+from app.lifecycle.reads import read_queues
+from app.lifecycle.running import read_for_sending, read_running
+from app.metrics import Metrics
+from app.plumbing.bus import BEAT, LOAD, WAKE, Bus, Signal
+from app.plumbing.clock import DatabaseClock
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.loops import Loop
+from oncue.protocol import Load
+
+log = structlog.get_logger(__name__)
+
+RESCAN_SECONDS: Final = 1.0
+PROBES_PER_READ: Final = 60
+SHORTEST_SLEEP_SECONDS: Final = 0.0005
+
+
+class DispatchLoop:
+    """Claims due tasks for workers with free slots, never more than there are slots.
+
+    The backlog stays in the database, where priority means something. Signals only make the
+    loop look sooner; without any it looks at everything once a second.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: DatabaseClock,
+        lock: DispatchLock,
+        roster: Roster,
+        queues: QueueBook,
+        sender: Sender,
+        bus: Bus,
+        metrics: Metrics,
+        *,
+        policy: Policy,
+        claim_batch: int,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = lock
+        self._roster = roster
+        self._queues = queues
+        self._sender = sender
+        self._metrics = metrics
+        self._policy = policy
+        self._claim_batch = claim_batch
+        self._look = asyncio.Event()
+        self._fleet_changed = False
+        self._rescan_at = float("-inf")
+        self._started_term: int | None = None
+        self._turn = 0
+        self._loop = Loop("dispatch", self._step, expected=(DatabaseUnavailable,))
+        bus.subscribe(WAKE, self._on_wake)
+        bus.subscribe(LOAD, self._on_load)
+        bus.subscribe(BEAT, self._on_beat)
+
+    def start(self) -> None:
+        """Start dispatching whenever the lock is held."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stop claiming."""
+        await self._loop.stop()
+
+    async def _step(self) -> None:
+        term = self._lock.term
+        if term is None:
+            self._lock.changed.clear()
+            if self._lock.term is None:
+                await self._wait(self._lock.changed, 1.0)
+            return
+        if term != self._started_term:
+            await self._begin(term)
+            self._started_term = term
+        if time.monotonic() >= self._rescan_at:
+            self._rescan_at = time.monotonic() + RESCAN_SECONDS
+            self._queues.forget_positions()
+            self._fleet_changed = True
+        if self._fleet_changed or not self._queues.complete:
+            await self._refresh()
+        self._look.clear()
+        await self._round(term)
+        await self._sleep()
+
+    async def _begin(self, term: int) -> None:
+        """Start a term from the rows: what runs where, and which sends were never answered."""
+        self._sender.reset()
+        await self._refresh()
+        self._queues.forget_positions()
+        running = await self._database.read(
+            lambda connection: read_running(connection, self._database)
+        )
+        unanswered = [task for task in running if not task.accepted]
+        runs = await self._database.read(
+            lambda connection: read_for_sending(connection, unanswered)
+        )
+        self._sender.send(runs)
+        log.info("term_begins", term=term, running=len(running), sent_again=len(runs))
+
+    async def _refresh(self) -> None:
+        self._fleet_changed = False
+        if not self._queues.complete or time.monotonic() >= self._rescan_at - RESCAN_SECONDS / 2:
+            self._queues.load(await self._database.read(read_queues))
+        self._roster.refresh(await self._database.read(read_nodes))
+
+    async def _round(self, term: int) -> None:
+        now = self._clock.now_ms()
+        due = [
+            (state, free) for state, free in self._queues.served(self._roster) if state.is_due(now)
+        ]
+        if not due:
+            return
+        candidates = await self._find(due)
+        assignments = self._deal(candidates)
+        if not assignments:
+            return
+        claimed = await self._claim(assignments, term)
+        self._metrics.claimed.inc(len(claimed))
+        for run in claimed:
+            self._metrics.lateness.observe(max(0, run.claimed_at - run.due_ms) / 1000)
+        self._sender.send(claimed)
+
+    async def _find(self, due: Sequence[tuple[QueueState, int]]) -> list[Candidate]:
+        """Read every due queue, a few dozen ranges a statement."""
+        candidates: list[Candidate] = []
+        chunk: list[tuple[QueueState, int, bool]] = []
+        probes: list[Probe] = []
+        for number, (state, free) in enumerate(due, start=1):
+            limit = min(free, self._claim_batch) + 1
+            chunk.append((state, limit, state.rescan))
+            probes += state.probes(limit)
+            if len(probes) < PROBES_PER_READ and number < len(due):
+                continue
+            if probes:
+                found = await self._read(probes)
+                for one, one_limit, was_rescan in chunk:
+                    one.learn(found, one_limit, was_rescan=was_rescan)
+                candidates += found.due
+            chunk, probes = [], []
+        candidates.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
+        return candidates
+
+    async def _read(self, probes: Sequence[Probe]) -> Found:
+        return await self._database.read(
+            lambda connection: find_due(connection, self._database, probes)
+        )
+
+    def _deal(self, candidates: Sequence[Candidate]) -> list[Assignment]:
+        """Deal tasks to workers in order of priority until the slots or the batch run out."""
+        slots: dict[str, Slots] = {}
+        offers: dict[int, list[Slots]] = {}
+        assignments: list[Assignment] = []
+        dealt: dict[int, list[Candidate]] = defaultdict(list)
+        full: set[int] = set()
+        for task in candidates:
+            state = self._queues.get(task.queue_id)
+            if task.queue_id in full:
+                continue
+            if len(assignments) >= self._claim_batch:
+                full.add(task.queue_id)
+                state.has_backlog = True
+                continue
+            if task.queue_id not in offers:
+                # One object a worker for all queues: a slot is dealt once.
+                offers[task.queue_id] = [
+                    slots.setdefault(worker.worker_id, worker)
+                    for worker in self._roster.slots_for(
+                        state.row.job_handler, state.row.requirement
+                    )
+                ]
+            self._turn += 1
+            worker = choose(
+                offers[task.queue_id],
+                self._policy,
+                draw=random.random(),
+                turn=self._turn,
+                key=str(task.job_id),
+            )
+            if worker is None:
+                # No later task of the queue may overtake this one.
+                full.add(task.queue_id)
+                state.has_backlog = True
+                continue
+            worker.active += 1
+            dealt[task.queue_id].append(task)
+            assignments.append(
+                Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
+            )
+        for queue_id, tasks in dealt.items():
+            self._queues.get(queue_id).dealt(tasks)
+        return assignments
+
+    async def _claim(self, assignments: Sequence[Assignment], term: int) -> list[Claimed]:
+        token = new_token()
+
+        async def write(connection: AsyncConnection) -> list[Claimed]:
+            return await claim(connection, self._database, assignments, token=token, term=term)
+
+        claimed = await self._database.write(write)
+        if len(claimed) < len(assignments):
+            log.info("claims_lost", wanted=len(assignments), won=len(claimed), term=term)
+        return claimed
+
+    async def _sleep(self) -> None:
+        """Sleep until the next due time of a queue with free slots, a signal, or the rescan."""
+        now = self._clock.now_ms()
+        next_due = min(
+            (
+                now if state.has_backlog else state.next_due_ms
+                for state, _free in self._queues.served(self._roster)
+            ),
+            default=float("inf"),
+        )
+        until_due = (next_due - now) / 1000
+        until_rescan = self._rescan_at - time.monotonic()
+        await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_due, until_rescan)))
+
+    @staticmethod
+    async def _wait(event: asyncio.Event, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _on_wake(self, signal: Signal) -> None:
+        for queue_id, priority, due_ms in signal:
+            self._queues.announce(queue_id, priority, due_ms)
+        self._look.set()
+
+    def _on_load(self, signal: Signal) -> None:
+        worker_id, seq, active = signal
+        if self._roster.observe(worker_id, Load(seq=seq, active=active)):
+            self._look.set()
+
+    def _on_beat(self, _signal: Signal) -> None:
+        self._fleet_changed = True
+        self._look.set()

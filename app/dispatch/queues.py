@@ -1,0 +1,130 @@
+"""The queues that can be served now, and from where each is read on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.fleet.roster import Roster
+from app.lifecycle.moves.claim import Candidate, Found, Probe
+from app.lifecycle.reads import QueueRow
+
+PRIORITIES: Final = range(9, -1, -1)
+
+
+@dataclass(slots=True)
+class QueueState:
+    """What is known of one queue: a hint that saves reads, while the database decides.
+
+    `cursors` hold the last claimed (due, id) of each priority, so that the index entries of
+    tasks that have left are not walked again and again.
+    """
+
+    row: QueueRow
+    priorities: set[int] = field(default_factory=set)
+    cursors: dict[int, tuple[int, int]] = field(default_factory=dict)
+    announced: dict[int, int] = field(default_factory=dict)
+    next_due_ms: float = float("inf")
+    has_backlog: bool = False
+    rescan: bool = True
+
+    def announce(self, priority: int, due_ms: int) -> None:
+        """Note that a task with this due time is there; read it even if the cursor is past it."""
+        self.priorities.add(priority)
+        self.announced[priority] = min(due_ms, self.announced.get(priority, due_ms))
+        cursor = self.cursors.get(priority)
+        if cursor is not None and due_ms <= cursor[0]:
+            del self.cursors[priority]
+        self.next_due_ms = min(self.next_due_ms, due_ms)
+
+    def is_due(self, now_ms: float) -> bool:
+        """Tell whether a read may find a task to claim."""
+        return self.rescan or self.has_backlog or self.next_due_ms <= now_ms
+
+    def probes(self, limit: int) -> list[Probe]:
+        """Return the ranges to read: every priority from the start on a rescan, else those in use.
+
+        What is announced from here on may be missing in what the read finds, and is kept.
+        """
+        self.announced.clear()
+        self.next_due_ms = float("inf")
+        if self.rescan:
+            self.cursors.clear()
+        wanted = PRIORITIES if self.rescan else sorted(self.priorities, reverse=True)
+        return [
+            Probe(self.row.queue_id, priority, *self.cursors.get(priority, (0, 0)), limit)
+            for priority in wanted
+        ]
+
+    def learn(self, found: Found, limit: int, *, was_rescan: bool) -> None:
+        """Take over what a read of this queue saw."""
+        queue_id = self.row.queue_id
+        seen = found.priorities.get(queue_id, set())
+        if was_rescan:
+            self.priorities = seen | self.announced.keys()
+        self.rescan = False
+        due = [task for task in found.due if task.queue_id == queue_id]
+        # A full range may hide more behind it.
+        self.has_backlog = any(
+            sum(task.priority == priority for task in due) >= limit for priority in seen
+        )
+        self.next_due_ms = min(self.next_due_ms, found.next_due_ms.get(queue_id, float("inf")))
+
+    def dealt(self, tasks: Iterable[Candidate]) -> None:
+        """Go on behind the tasks that were dealt, unless an earlier one came up meanwhile."""
+        for task in tasks:
+            place = (task.due_ms, task.job_id)
+            if self.announced.get(task.priority, place[0] + 1) <= place[0]:
+                continue
+            self.cursors[task.priority] = max(place, self.cursors.get(task.priority, place))
+
+
+class QueueBook:
+    """All queues by id, and of those the ones whose handler live workers offer."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, QueueState] = {}
+        self.complete = False
+        """False when a queue was named that is not known: the rows must be read again."""
+
+    def load(self, rows: Sequence[QueueRow]) -> None:
+        """Take over the rows of all queues."""
+        for row in rows:
+            if row.queue_id not in self._states:
+                self._states[row.queue_id] = QueueState(row)
+        self.complete = True
+
+    def forget_positions(self) -> None:
+        """Read every queue from its start: a second has passed, or the lock changed hands."""
+        for state in self._states.values():
+            state.rescan = True
+
+    def announce(self, queue_id: int, priority: int, due_ms: int) -> None:
+        """Note a wake-up."""
+        state = self._states.get(queue_id)
+        if state is None:
+            self.complete = False
+        else:
+            state.announce(priority, due_ms)
+
+    def requirement(self, queue_id: int) -> str:
+        """Return what the tasks of a queue ask of a worker's labels."""
+        state = self._states.get(queue_id)
+        return "" if state is None else state.row.requirement
+
+    def get(self, queue_id: int) -> QueueState:
+        """Return the state of a known queue."""
+        return self._states[queue_id]
+
+    def served(self, roster: Roster) -> list[tuple[QueueState, int]]:
+        """Return the queues that live workers have slots for, with the number of slots."""
+        slots: dict[tuple[str, str], int] = {}
+        served = []
+        for state in self._states.values():
+            key = (state.row.job_handler, state.row.requirement)
+            if key not in slots:
+                slots[key] = sum(worker.free for worker in roster.slots_for(*key))
+            if slots[key] > 0:
+                served.append((state, slots[key]))
+        return served

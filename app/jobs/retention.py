@@ -1,0 +1,77 @@
+"""Retention: the holder's slow loop that deletes finished jobs in small batches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from app.dispatch.lock import DispatchLock
+from app.lifecycle.moves.prune import Pruned, prune_batch
+from app.metrics import Metrics
+from app.plumbing.clock import DatabaseClock
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.loops import Loop
+
+log = structlog.get_logger(__name__)
+
+BATCH_LIMIT: Final = 500
+BETWEEN_BATCHES_SECONDS: Final = 0.05
+BETWEEN_PASSES_SECONDS: Final = 600.0
+DAY_MS: Final = 24 * 3600 * 1000
+
+
+class Retention:
+    """Deletes jobs that ended more than the retention ago, and nothing that is still owed."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: DatabaseClock,
+        lock: DispatchLock,
+        metrics: Metrics,
+        *,
+        retention_days: float,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = lock
+        self._metrics = metrics
+        self._retention_ms = int(retention_days * DAY_MS)
+        self._loop = Loop("retention", self._step, expected=(DatabaseUnavailable,))
+
+    def start(self) -> None:
+        """Start a pass now and then."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stop."""
+        await self._loop.stop()
+
+    async def run_pass(self, now_ms: int) -> int:
+        """Walk all jobs old enough once, and return how many were deleted."""
+        cursor, deleted = 0, 0
+        while True:
+            pruned = await self._prune(cursor, now_ms - self._retention_ms)
+            cursor, deleted = pruned.cursor, deleted + pruned.deleted
+            self._metrics.pruned.inc(pruned.deleted)
+            if not pruned.more:
+                return deleted
+            await asyncio.sleep(BETWEEN_BATCHES_SECONDS)
+
+    async def _step(self) -> None:
+        if self._lock.term is None:
+            await asyncio.sleep(1)
+            return
+        deleted = await self.run_pass(await self._database.now())
+        if deleted:
+            log.info("pruned", jobs=deleted)
+        await asyncio.sleep(BETWEEN_PASSES_SECONDS)
+
+    async def _prune(self, cursor: int, before_ms: int) -> Pruned:
+        return await self._database.write(
+            lambda connection: prune_batch(
+                connection, cursor=cursor, before_ms=before_ms, limit=BATCH_LIMIT
+            )
+        )

@@ -1,0 +1,144 @@
+"""Running the dispatcher under uvicorn, with a stop that is in our own hands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from sqlalchemy.exc import DBAPIError
+
+from app.access.keys import BadKeys
+from app.main import create_app, stop_dispatching
+from app.migrate import SchemaMismatch, check_schema
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.settings import Settings
+
+SHUTDOWN_MARGIN_SECONDS = 5
+BACKLOG = 2048
+
+
+class StartRefused(Exception):
+    """The process cannot start; the message is one sentence for the operator."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves the signals to us: uvicorn would end the process too soon."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+async def serve(
+    settings: Settings, *, beside: Callable[[asyncio.Event], Awaitable[None]] | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; `beside` runs along and is told by the event to end.
+
+    Raises:
+        StartRefused: the schema, the keys, the database or the port forbid it.
+    """
+    await _check(settings)
+    try:
+        app = create_app(settings)
+    except BadKeys as error:
+        raise StartRefused(str(error)) from None
+    server = Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            loop="none",
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, int(settings.grace_seconds) - SHUTDOWN_MARGIN_SECONDS),
+        )
+    )
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    serving = asyncio.create_task(_serve(server, settings))
+    companion = asyncio.create_task(
+        _nothing(stopping) if beside is None else _run(beside, stopping)
+    )
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({serving, companion, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.set()
+    # What runs beside (the worker of `oncue up`) still needs the API to report to.
+    if not serving.done():
+        await stop_dispatching(app.state.parts)
+    results = [await _result(companion)]
+    server.should_exit = True
+    results.append(await _result(serving))
+    stop.cancel()
+    for error in results:
+        if error is not None:
+            raise error
+
+
+async def _serve(server: Server, settings: Settings) -> None:
+    try:
+        await server.serve()
+    except SystemExit:
+        raise StartRefused(
+            f"the dispatcher could not start on {settings.host}:{settings.port}: "
+            "is the port in use?"
+        ) from None
+    if not server.started:
+        raise StartRefused(f"the dispatcher could not start on {settings.host}:{settings.port}")
+
+
+async def _check(settings: Settings) -> None:
+    database = Database(settings.database_url, pool_size=1)
+    try:
+        await check_schema(database)
+    except SchemaMismatch as error:
+        raise StartRefused(str(error)) from None
+    except DatabaseUnavailable:
+        raise StartRefused(
+            f"the database {database.url.render_as_string()} cannot be reached"
+        ) from None
+    except DBAPIError as error:
+        raise StartRefused(f"the database refuses: {error.orig}") from None
+    finally:
+        await database.close()
+
+
+async def _nothing(stopping: asyncio.Event) -> None:
+    await stopping.wait()
+
+
+async def _run(beside: Callable[[asyncio.Event], Awaitable[None]], stopping: asyncio.Event) -> None:
+    await beside(stopping)
+
+
+async def _result(task: asyncio.Task[None]) -> BaseException | None:
+    try:
+        await task
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again by the caller, in order
+        return error
+    return None
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine on the fastest event loop at hand."""
+
+    async def call() -> None:
+        await main()
+
+    if sys.platform == "win32":
+        asyncio.run(call())
+        return
+    import uvloop  # noqa: PLC0415 - not there on every platform
+
+    uvloop.run(call())

@@ -1,0 +1,134 @@
+"""A small real dispatcher, and runs to send: what the worker's tests are built from."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from oncue.protocol import (
+    HEARTBEAT_PATH,
+    REPORTS_PATH,
+    Heartbeat,
+    Outcome,
+    ReportsRequest,
+    Run,
+    RunRequest,
+)
+
+HANDLERS = "tests.integration.worker.handlers_under_test"
+
+
+class FakeDispatcher:
+    """Answers beats and reports over a real socket, as a test tells it to."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.term = 1
+        self.silent = False
+        self.beats: list[Heartbeat] = []
+        self.reports: list[ReportsRequest] = []
+        self.bodies: list[bytes] = []
+        self.unwanted: list[str] = []
+        self.deliveries: list[dict[str, Any]] = []
+        self.status_of: Callable[[ReportsRequest], int] = lambda _: 200
+        self.acknowledges: Callable[[str], bool] = lambda _: True
+        self.refused: list[ReportsRequest] = []
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        """Listen on loopback."""
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_post(HEARTBEAT_PATH, self._beat)
+        app.router.add_post(REPORTS_PATH, self._report)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.url = site.name if port else f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """The outcomes acknowledged so far, by execution."""
+        return {one.execution_id: one for report in self.reports for one in report.outcomes}
+
+    def outcome(self, execution_id: str) -> Outcome | None:
+        """The acknowledged outcome of one execution."""
+        return self.outcomes().get(execution_id)
+
+    def stopped(self) -> set[str]:
+        """The executions whose thread was reported as ended."""
+        return {one for report in self.reports for one in report.stopped}
+
+    def tries(self) -> dict[tuple[str, int], Any]:
+        """The tries reported so far."""
+        return {
+            (one.delivery_id, one.try_number): one
+            for report in self.reports
+            for one in report.tries
+        }
+
+    async def _beat(self, request: web.Request) -> web.Response:
+        if self.silent:
+            return web.Response(status=503)
+        self.beats.append(Heartbeat.model_validate_json(await request.read()))
+        answer = {"term": self.term, "now": int(time.time() * 1000), "unwanted": self.unwanted}
+        return web.json_response(answer)
+
+    async def _report(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        report = ReportsRequest.model_validate_json(body)
+        status = 503 if self.silent else self.status_of(report)
+        if status != 200:
+            self.refused.append(report)
+            return web.Response(status=status)
+        known = [one.execution_id for one in report.outcomes if self.acknowledges(one.execution_id)]
+        self.reports.append(
+            report.model_copy(
+                update={"outcomes": [one for one in report.outcomes if one.execution_id in known]}
+            )
+        )
+        self.bodies.append(body)
+        deliveries, self.deliveries = self.deliveries, []
+        answer = {
+            "acknowledged": known,
+            "acknowledgedStopped": report.stopped,
+            "acknowledgedTries": [one.delivery_id for one in report.tries],
+            "deliveries": deliveries,
+        }
+        return web.json_response(answer)
+
+
+def make_run(handler: str, params: Any = None, **changes: Any) -> Run:
+    """One attempt with ids of its own."""
+    fields = {
+        "job_id": uuid.uuid4().int % 2**60,
+        "execution_id": str(uuid.uuid4()),
+        "trigger_ts": 1_700_000_000_000,
+        "attempt": 1,
+        "max_attempts": 4,
+        "job_name": "a job",
+        "job_handler": handler,
+        "params": params,
+        "timeout_ms": 30_000,
+    }
+    return Run(**{**fields, **changes})
+
+
+def make_request(*runs: Run, term: int = 1) -> RunRequest:
+    """A `/run` request."""
+    return RunRequest(term=term, runs=list(runs))
+
+
+def to_json(request: RunRequest) -> Any:
+    """The request as a dispatcher would send it."""
+    return json.loads(request.model_dump_json(by_alias=True))

@@ -1,0 +1,192 @@
+"""How runs end: results, errors, timeouts and what cannot be stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from oncue.protocol import CancelRequest, Outcome, OutcomeStatus
+from tests.integration.worker import handlers_under_test
+from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.support.wait import until_async
+from worker.parts import Parts
+
+
+async def run_once(
+    parts: Parts, dispatcher: FakeDispatcher, handler: str, params: Any = None, **changes: Any
+) -> Outcome:
+    run = make_run(handler, params, **changes)
+    await parts.intake.take(make_request(run))
+    return await until_async(lambda: dispatcher.outcome(run.execution_id))
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "code", "retryable"),
+    [
+        ("w_return", "surrogate", "result_unstorable", False),
+        ("w_return", "nan", "result_unstorable", False),
+        ("w_return", "object", "result_unstorable", False),
+        ("w_return", "big", "result_too_large", False),
+        ("w_raise", "fail", "no_customer", False),
+        ("w_raise", "retry", "retry_requested", True),
+        ("w_raise", "value", "handler_error", True),
+        ("w_raise", "exit", "handler_error", True),
+        ("w_raise", "interrupt", "handler_error", True),
+        ("w_raise", "surrogate", "handler_error", True),
+        ("w_raise", "cancelled", "handler_error", True),
+        ("w_thread_exit", "", "handler_error", True),
+        ("w_child_raise", "", "not_today", False),
+        ("w_child_die", "", "child_died", True),
+    ],
+)
+async def test_a_failure_has_its_code_and_says_whether_to_retry(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    handler: str,
+    kind: str,
+    code: str,
+    retryable: bool,
+) -> None:
+    async with open_worker() as parts:
+        outcome = await run_once(parts, dispatcher, handler, {"kind": kind})
+    assert outcome.status is OutcomeStatus.FAILED
+    assert outcome.error is not None
+    assert (outcome.error.code, outcome.retryable) == (code, retryable)
+    assert len(outcome.error.message) <= 2000
+    if kind == "retry":
+        assert outcome.retry_after_ms == 1500
+    if kind == "value":
+        assert outcome.error.message.startswith("ValueError: xxx")
+        assert outcome.error.message.endswith("...")
+
+
+@pytest.mark.parametrize(("kind", "size"), [("largest", 64 * 1024 - 2), ("huge_number", None)])
+async def test_a_result_at_the_limit_arrives_whole(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, kind: str, size: int | None
+) -> None:
+    async with open_worker() as parts:
+        outcome = await run_once(parts, dispatcher, "w_return", {"kind": kind})
+    assert outcome.result == 2**200 if size is None else len(outcome.result) == size
+
+
+async def test_a_task_that_a_handler_left_behind_cannot_end_the_worker(
+    start_worker: Any, dispatcher: FakeDispatcher
+) -> None:
+    worker = await start_worker()
+    run = make_run("w_rogue_task")
+    await worker.post("/run", make_request(run).model_dump(by_alias=True))
+    outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert outcome.result == "still here"
+    assert worker.child.running
+
+
+async def test_a_coroutine_is_cancelled_at_its_timeout(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    async with open_worker() as parts:
+        outcome = await run_once(
+            parts, dispatcher, "w_wait", {"seconds": 30}, timeout_ms=50
+        )
+        assert not parts.held.live
+    assert (outcome.status, outcome.stopping) == (OutcomeStatus.TIMED_OUT, False)
+    assert outcome.error is not None
+    assert outcome.error.code == "timeout"
+
+
+async def test_a_coroutine_deaf_to_its_cancel_is_stopping_until_it_ends(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.execute.CLEANUP_SECONDS", 0.2)
+    async with open_worker() as parts:
+        outcome = await run_once(parts, dispatcher, "w_deaf", {"gate": "deaf"}, timeout_ms=50)
+        assert outcome.stopping
+        handlers_under_test.GATES["deaf"].set()
+        await until_async(lambda: outcome.execution_id in dispatcher.stopped())
+
+
+async def test_a_thread_past_its_timeout_keeps_its_slot_until_it_ends(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    handlers_under_test.GATES["slow"] = threading.Event()
+    async with open_worker(worker_capacity=1) as parts:
+        outcome = await run_once(parts, dispatcher, "w_thread", {"gate": "slow"}, timeout_ms=50)
+        assert (outcome.status, outcome.stopping) == (OutcomeStatus.TIMED_OUT, True)
+        assert parts.held.full
+        assert [one.id for one in parts.held.snapshot()] == [outcome.execution_id]
+        assert outcome.execution_id not in dispatcher.stopped()
+        handlers_under_test.GATES["slow"].set()
+        await until_async(lambda: outcome.execution_id in dispatcher.stopped())
+        assert not parts.held.live
+        assert dispatcher.outcomes()[outcome.execution_id].status is OutcomeStatus.TIMED_OUT
+
+
+async def test_stopped_is_told_only_after_the_outcome_is_acknowledged(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    dispatcher.acknowledges = lambda _: False
+    run = make_run("w_polite", timeout_ms=50)
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(run))
+        await until_async(lambda: parts.held.unacknowledged and not parts.held.live)
+        await until_async(lambda: len(dispatcher.reports) > 2)
+        assert not dispatcher.stopped()
+        dispatcher.acknowledges = lambda _: True
+        await until_async(lambda: run.execution_id in dispatcher.stopped())
+    first_with_stopped = next(i for i, one in enumerate(dispatcher.reports) if one.stopped)
+    acknowledged = next(i for i, one in enumerate(dispatcher.reports) if one.outcomes)
+    assert acknowledged < first_with_stopped
+
+
+async def test_a_child_returns_its_result_whatever_it_prints(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    async with open_worker() as parts:
+        outcome = await run_once(parts, dispatcher, "w_child", {"n": 2**80}, attempt=3)
+        other = await run_once(parts, dispatcher, "w_child_async", ["ü", 1.5])
+    assert outcome.result == {
+        "params": {"n": 2**80},
+        "attempt": 3,
+        "key": str(outcome.job_id),
+    }
+    assert other.result == ["ü", 1.5]
+
+
+async def test_a_child_and_what_it_started_are_killed_at_the_timeout(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, tmp_path: Path
+) -> None:
+    note = tmp_path / "pids"
+    params = {"pid_file": str(note), "seconds": 60}
+    async with open_worker() as parts:
+        run = make_run("w_child", params)
+        await parts.intake.take(make_request(run))
+        pids = await until_async(lambda: note.exists() and note.read_text().split())
+        parts.intake.cancel(CancelRequest(term=1, execution_ids=[run.execution_id]))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert (outcome.status, outcome.stopping) == (OutcomeStatus.CANCELLED, False)
+    await until_async(lambda: not any(is_running(int(pid)) for pid in pids))
+
+
+async def test_children_die_with_a_killed_worker(start_worker: Any, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    worker = await start_worker()
+    run = make_run("w_child", {"pid_file": str(note), "seconds": 60})
+    await worker.post("/run", make_request(run).model_dump(by_alias=True))
+    pids = await until_async(lambda: note.exists() and note.read_text().split())
+    assert all(is_running(int(pid)) for pid in pids)
+    killed_at = time.monotonic()
+    worker.child.kill_alone()
+    await until_async(lambda: not any(is_running(int(pid)) for pid in pids))
+    assert time.monotonic() - killed_at < 3
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

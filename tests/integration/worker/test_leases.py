@@ -1,0 +1,72 @@
+"""Leases live exactly as long as their runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis import Redis
+
+from oncue.protocol import OutcomeStatus, run_key, run_mark
+from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.support.redis import PrivateValkey
+from tests.support.wait import until_async
+
+
+@pytest.fixture(autouse=True)
+def renew_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RENEWAL_DEFAULTS, "renew_seconds", 0.1)
+
+
+from worker.renew import Renewal  # noqa: E402
+
+RENEWAL_DEFAULTS = Renewal.__init__.__kwdefaults__
+
+
+async def test_a_lease_lost_in_a_flush_is_set_again_while_the_run_goes_on(
+    open_worker: OpenWorker, valkey: PrivateValkey
+) -> None:
+    run = make_run("w_wait", {"seconds": 60})
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(run))
+        valkey.flushall()
+        with Redis.from_url(valkey.socket_url, decode_responses=True) as redis:
+            mark = await until_async(lambda: redis.get(key))
+            assert mark == run_mark(parts.identity.boot_id, run.execution_id)
+            redis.pexpire(key, 5000)
+            await until_async(lambda: redis.pttl(key) > 10_000)
+
+
+async def test_a_run_whose_attempt_another_took_is_stopped(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    run = make_run("w_wait", {"seconds": 60})
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(run))
+        with Redis.from_url(valkey.socket_url, decode_responses=True) as redis:
+            redis.set(key, run_mark("another", "execution"))
+            outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+            assert redis.get(key) == run_mark("another", "execution")
+    assert outcome.status is OutcomeStatus.RETURNED
+    assert outcome.error is not None
+    assert outcome.error.code == "lease_lost"
+
+
+async def test_leases_are_renewed_while_the_event_loop_is_stuck(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    run = make_run("w_burn", {"seconds": 1.0})
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    redis = Redis.from_url(valkey.socket_url, decode_responses=True)
+
+    def shorten() -> None:
+        redis.pexpire(key, 5000)
+
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(run))
+        await asyncio.get_running_loop().run_in_executor(None, shorten)  # the burn begins now
+        assert redis.pttl(key) > 10_000
+    redis.close()

@@ -1,0 +1,237 @@
+"""What a worker answers to `/run` and `/cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from oncue.protocol import (
+    Answer,
+    CancelRequest,
+    OutcomeStatus,
+    RejectReason,
+    Run,
+    RunAnswer,
+    RunResponse,
+    run_key,
+    run_mark,
+)
+from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.support.redis import PrivateValkey
+from tests.support.wait import until_async
+from worker.held import StaleTerm
+from worker.lease import LeaseUnavailable
+from worker.parts import Parts
+
+
+async def take(parts: Parts, *runs: Run, term: int = 1) -> list[RunAnswer]:
+    answer = await parts.intake.take(make_request(*runs, term=term))
+    return RunResponse.model_validate_json(answer).answers
+
+
+async def test_a_run_is_accepted_run_and_reported(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    run = make_run("echo", {"n": 2**70, "text": "ü"})
+    async with open_worker() as parts:
+        [answer] = await take(parts, run)
+        assert answer.answer is Answer.ACCEPTED
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert outcome.result == {"n": 2**70, "text": "ü"}
+    assert outcome.accepted_at is not None
+    assert outcome.started_at is not None
+    assert outcome.finished_at is not None
+    assert outcome.accepted_at <= outcome.started_at <= outcome.finished_at
+
+
+async def test_the_same_run_sent_again_is_a_duplicate_while_held_and_after_its_end(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    dispatcher.acknowledges = lambda _: False
+    run = make_run("w_wait", {"seconds": 0.05})
+    async with open_worker() as parts:
+        await take(parts, run)
+        [held] = await take(parts, run)
+        assert (held.answer, held.owner_execution_id) == (Answer.DUPLICATE, run.execution_id)
+        assert held.outcome is None
+        await until_async(lambda: parts.held.unacknowledged)
+        [unacknowledged] = await take(parts, run)
+        assert unacknowledged.outcome is not None
+        dispatcher.acknowledges = lambda _: True
+        await until_async(lambda: not parts.held.unacknowledged)
+        [finished] = await take(parts, run)
+        assert finished.answer is Answer.DUPLICATE
+        assert finished.outcome is not None
+        assert finished.outcome.status is OutcomeStatus.SUCCEEDED
+
+
+async def test_another_execution_of_a_held_attempt_is_told_its_owner(
+    open_worker: OpenWorker,
+) -> None:
+    run = make_run("w_wait", {"seconds": 5})
+    other = make_run("w_wait", {"seconds": 5}, job_id=run.job_id)
+    async with open_worker() as parts:
+        await take(parts, run)
+        [answer] = await take(parts, other)
+    assert answer.answer is Answer.DUPLICATE
+    assert answer.execution_id == other.execution_id
+    assert answer.owner_execution_id == run.execution_id
+
+
+async def test_an_attempt_leased_or_finished_by_another_worker_is_not_run(
+    open_worker: OpenWorker, valkey: PrivateValkey
+) -> None:
+    leased, finished, unknown = make_run("echo"), make_run("echo"), make_run("nobody")
+    redis = Redis.from_url(valkey.socket_url)
+    outcome = (
+        f'{{"executionId":"x-2","jobId":{finished.job_id},'
+        f'"triggerTs":{finished.trigger_ts},"status":"failed"}}'
+    )
+    for run, value in (
+        (leased, run_mark("boot", "x-1")),
+        (finished, run_mark("boot", "x-2") + outcome),
+        (unknown, run_mark("boot", "x-3")),
+    ):
+        redis.set(run_key("oncue", run.job_id, run.trigger_ts), value)
+    redis.close()
+    async with open_worker() as parts:
+        answers = await take(parts, leased, finished, unknown)
+        assert not parts.held.live
+    assert [one.answer for one in answers] == [Answer.DUPLICATE] * 3
+    assert [one.owner_execution_id for one in answers] == ["x-1", "x-2", "x-3"]
+    assert answers[0].outcome is None
+    assert answers[1].outcome is not None
+    assert answers[1].outcome.status is OutcomeStatus.FAILED
+
+
+async def test_one_run_in_many_requests_at_once_starts_once(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    run = make_run("w_wait", {"seconds": 0.1})
+    rival = make_run("w_wait", {"seconds": 0.1}, job_id=run.job_id)
+    async with open_worker() as parts:
+        answers = await asyncio.gather(
+            *(take(parts, run, rival, run) for _ in range(8)), take(parts, rival)
+        )
+        flat = [one for many in answers for one in many]
+        assert [one.answer for one in flat].count(Answer.ACCEPTED) == 1
+        assert {one.owner_execution_id for one in flat if one.answer is not Answer.ACCEPTED} == {
+            run.execution_id
+        }
+        await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert len(dispatcher.outcomes()) == 1
+
+
+async def test_capacity_holds_over_requests_at_once(open_worker: OpenWorker) -> None:
+    async with open_worker(worker_capacity=5) as parts:
+        answers = await asyncio.gather(
+            *(
+                take(parts, *(make_run("w_wait", {"seconds": 5}) for _ in range(3)))
+                for _ in range(6)
+            )
+        )
+        flat = [one for many in answers for one in many]
+        assert len(parts.held.live) == 5
+    assert [one.answer for one in flat].count(Answer.ACCEPTED) == 5
+    assert {one.reason for one in flat if one.answer is Answer.REJECTED} == {RejectReason.FULL}
+
+
+async def test_limits_are_named(open_worker: OpenWorker) -> None:
+    async with open_worker() as parts:
+        [unknown] = await take(parts, make_run("nobody-offers-this"))
+        parts.drain()
+        [draining] = await take(parts, make_run("echo"))
+    assert unknown.reason is RejectReason.UNKNOWN_HANDLER
+    assert draining.reason is RejectReason.DRAINING
+
+
+async def test_a_cancel_stops_what_is_held_and_refuses_what_is_not(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    held, later = make_run("w_wait", {"seconds": 30}), make_run("echo")
+    async with open_worker() as parts:
+        await take(parts, held)
+        answer = parts.intake.cancel(
+            CancelRequest(term=1, execution_ids=[held.execution_id, later.execution_id])
+        )
+        assert (answer.stopped, answer.unknown) == ([held.execution_id], [later.execution_id])
+        [refused] = await take(parts, later)
+        assert refused.reason is RejectReason.CANCELLED
+        outcome = await until_async(lambda: dispatcher.outcome(held.execution_id))
+    assert outcome.status is OutcomeStatus.CANCELLED
+    assert not outcome.stopping
+
+
+async def test_a_cancel_while_the_lease_is_taken_wins(
+    open_worker: OpenWorker, valkey: PrivateValkey
+) -> None:
+    run = make_run("w_wait", {"seconds": 30})
+    async with open_worker() as parts:
+        valkey.freeze()
+        taking = asyncio.ensure_future(take(parts, run))
+        await until_async(lambda: parts.held.live)
+        parts.intake.cancel(CancelRequest(term=1, execution_ids=[run.execution_id]))
+        valkey.thaw()
+        [answer] = await taking
+        assert answer.reason is RejectReason.CANCELLED
+        assert not parts.held.live
+        with Redis.from_url(valkey.socket_url) as redis:
+            key = run_key("oncue", run.job_id, run.trigger_ts)
+            await until_async(lambda: redis.get(key) is None)
+
+
+async def test_an_older_term_is_refused_however_the_newer_one_was_seen(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    dispatcher.term = 7
+    async with open_worker() as parts:
+        with pytest.raises(StaleTerm):
+            await take(parts, make_run("echo"), term=6)
+        await take(parts, term=8)
+        with pytest.raises(StaleTerm):
+            parts.intake.cancel(CancelRequest(term=7, execution_ids=[]))
+
+
+async def test_without_redis_nothing_starts_and_the_repeat_does(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    run = make_run("echo", 1)
+    async with open_worker() as parts:
+        valkey.kill()
+        with pytest.raises(LeaseUnavailable):
+            await take(parts, run)
+        assert not parts.held.live
+        valkey.start()
+        [answer] = await take(parts, run)
+        assert answer.answer is Answer.ACCEPTED
+        await until_async(lambda: dispatcher.outcome(run.execution_id))
+
+
+async def test_a_frozen_redis_refuses_too_and_its_late_lease_is_still_mine(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    run = make_run("echo", 1)
+    async with open_worker() as parts:
+        await take(parts, make_run("echo"))  # the connection and the script are there
+        valkey.freeze()
+        with pytest.raises(LeaseUnavailable):
+            await take(parts, run)
+        valkey.thaw()
+        [answer] = await take(parts, run)
+        assert answer.answer is Answer.ACCEPTED
+        await until_async(lambda: dispatcher.outcome(run.execution_id))
+
+
+async def test_every_load_is_newer_than_the_one_before(open_worker: OpenWorker) -> None:
+    seen: list[Any] = []
+    async with open_worker() as parts:
+        for _ in range(3):
+            answer = await parts.intake.take(make_request(make_run("w_wait", {"seconds": 5})))
+            seen.append(RunResponse.model_validate_json(answer).load)
+    assert [load.active for load in seen] == [1, 2, 3]
+    assert [load.seq for load in seen] == sorted({load.seq for load in seen})
