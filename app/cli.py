@@ -37,6 +37,9 @@ Handlers = Annotated[
 ]
 
 REFUSED = 2
+FIRST_JOB = (
+    '{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{"hello":"world"}}'
+)
 
 
 @app.command()
@@ -66,7 +69,7 @@ def dispatcher(
     """Run a dispatcher: the API and, for the holder of the lock, dispatch."""
     settings = _settings(host=host, port=port, dispatch=dispatch)
     _logs(settings)
-    from app.serve import run, serve  # noqa: PLC0415 - other commands start without it
+    from app.serve import run, serve
 
     _started_by(lambda: run(lambda: serve(settings)))
 
@@ -94,19 +97,19 @@ def worker(
 @app.command()
 def migrate() -> None:
     """Bring the database's schema up to date; nothing else needs to run."""
-    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - see above
+    from sqlalchemy.exc import SQLAlchemyError
 
-    from app.lifecycle.tables import SCHEMA_REVISION  # noqa: PLC0415
-    from app.migrate import MigrationBusy, migrate as run_migrations  # noqa: PLC0415
+    from app.migrate import MigrationBusy
+    from app.migrate import migrate as run_migrations
 
     settings = _settings()
     try:
-        run_migrations(settings.database_url)
+        revision = run_migrations(settings.database_url)
     except MigrationBusy as error:
         _refuse(str(error))
     except SQLAlchemyError as error:
         _refuse(f"the database refuses: {getattr(error, 'orig', None) or error}")
-    typer.echo(f"schema revision {SCHEMA_REVISION}: up to date")
+    typer.echo(f"schema revision {revision}: up to date")
 
 
 @app.command(name="settings")
@@ -148,8 +151,8 @@ def main() -> None:
 
 
 async def _up_async(settings: Settings, worker_port: int, handlers: list[str]) -> None:
-    from app.embedded import WorkerProcess, load_secrets, when_ready  # noqa: PLC0415
-    from app.serve import serve  # noqa: PLC0415
+    from app.embedded import WorkerProcess, load_secrets, when_ready
+    from app.serve import serve
 
     kept = load_secrets(settings.home)
     own = f"http://{settings.host}:{settings.port}"
@@ -186,14 +189,14 @@ async def _up_async(settings: Settings, worker_port: int, handlers: list[str]) -
 
 
 def _up(settings: Settings, worker_port: int, handlers: list[str]) -> None:
-    from app.embedded import (  # noqa: PLC0415
+    from app.embedded import (
         EmbeddedValkey,
         exclusive_home,
         load_secrets,
         wait_for_port,
     )
-    from app.migrate import migrate as run_migrations  # noqa: PLC0415
-    from app.serve import run  # noqa: PLC0415
+    from app.migrate import migrate as run_migrations
+    from app.serve import run
 
     if not is_loopback(settings.host):
         _refuse("`oncue up` is for this machine alone: use `oncue dispatcher` and `oncue worker`")
@@ -236,7 +239,7 @@ Oncue is up.
 Try:
 
   curl -s {own}/openapi/jobs -H 'Content-Type: application/json' \\
-    -d '{{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{{"hello":"world"}}}}'
+    -d '{FIRST_JOB}'
 
 Ctrl-C stops it.
 """
@@ -254,13 +257,13 @@ def _settings(**flags: Any) -> Settings:
 
 
 def _logs(settings: Settings) -> None:
-    from app.logs import configure_logs  # noqa: PLC0415
+    from app.logs import configure_logs
 
     configure_logs(settings.log_level, as_json=settings.log_json)
 
 
 def _started_by(start: Any) -> None:
-    from app.serve import StartRefused  # noqa: PLC0415
+    from app.serve import StartRefused
 
     try:
         start()
@@ -285,8 +288,8 @@ def _shown(value: Any) -> str:
 
 
 def _without_password(text: str) -> str:
-    from sqlalchemy.engine import make_url  # noqa: PLC0415
-    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
 
     if "://" not in text:
         return text

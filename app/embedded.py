@@ -41,7 +41,7 @@ RESTART_PAUSE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What dispatcher and worker of one home share; drawn once and kept readable by its owner only."""
+    """What dispatcher and worker of one home share; readable by its owner only."""
 
     internal_token: str
     webhook_secret: str
@@ -106,22 +106,20 @@ class EmbeddedValkey:
         self._data.mkdir(parents=True, exist_ok=True)
         self._end_leftover()
         self._socket.unlink(missing_ok=True)
+        (self._data / "valkey.conf").write_text(
+            f'port 0\nunixsocket "{self._socket}"\nunixsocketperm 700\ndir "{self._data}"\n'
+            'appendonly yes\nappendfsync everysec\nsave ""\n'
+        )
         with (self._data / "valkey.log").open("ab") as output:
             # A session of its own: Ctrl-C must reach it last, after the others have flushed.
             self._process = subprocess.Popen(
-                [str(get_binary_path()), "-"],
-                stdin=subprocess.PIPE,
+                [str(get_binary_path()), "valkey.conf"],
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self._data,
                 start_new_session=True,
             )
-        assert self._process.stdin is not None
-        self._process.stdin.write(
-            f'port 0\nunixsocket "{self._socket}"\nunixsocketperm 700\ndir "{self._data}"\n'
-            'appendonly yes\nappendfsync everysec\nsave ""\n'.encode()
-        )
-        self._process.stdin.close()
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -207,7 +205,7 @@ class WorkerProcess:
                 await self._end(ended)
                 return
             code = ended.result()
-            if code == 2:  # noqa: PLR2004 - the exit code of a refused setting
+            if code == 2:
                 raise StartRefused("the worker refused to start (see above)")
             log.warning(
                 "worker_ended", exit_code=code, seconds=round(time.monotonic() - started, 1)
@@ -234,7 +232,7 @@ async def when_ready(urls: list[str], stopping: asyncio.Event, then: Callable[[]
         while waiting and not stopping.is_set():
             try:
                 async with session.get(waiting[0]) as response:
-                    if response.status == 200:  # noqa: PLR2004 - OK
+                    if response.status == 200:
                         waiting.pop(0)
                         continue
             except (aiohttp.ClientError, OSError) as error:

@@ -42,3 +42,9 @@ def configure_logs(level: str, *, as_json: bool | None) -> None:
     root.setLevel(level.upper())
     for noisy in ("asyncio", "uvicorn", "aiosqlite", "aiohttp", "alembic"):
         logging.getLogger(noisy).setLevel("WARNING")
+    # Every fault of a request is logged by its handler; uvicorn would log it again.
+    logging.getLogger("uvicorn.error").addFilter(_not_a_request_fault)
+
+
+def _not_a_request_fault(record: logging.LogRecord) -> bool:
+    return "Exception in ASGI application" not in record.getMessage()

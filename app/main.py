@@ -11,10 +11,8 @@ from typing import Any, Final
 import structlog
 from fastapi import FastAPI
 from fastapi_standalone_docs import StandaloneDocs
-from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
-from starlette.middleware.gzip import GZipMiddleware
 
 from app.access.keys import ApiKeys, InternalTokens
 from app.callbacks.handover import Handover
@@ -25,13 +23,14 @@ from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
-from app.edge.requests import RequestEdge
+from app.edge.requests import CompressDocuments, RequestEdge
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
 from app.fleet.reports import Reports
 from app.fleet.roster import Roster
 from app.fleet.routes import fleet_routes
 from app.fleet.settler import Settler
+from app.ground import Ground, lay_ground
 from app.health import health_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
@@ -39,14 +38,9 @@ from app.jobs.submit import Submitter
 from app.jobs.wait import Waiters
 from app.lifecycle.reads import count_due
 from app.lifecycle.term import TermRowMissing, read_term
-from app.metrics import Metrics
 from app.migrate import check_schema
-from app.plumbing.bus import Bus
-from app.plumbing.clock import DatabaseClock
 from app.plumbing.database import Database, DatabaseUnavailable
-from app.plumbing.http import InternalClient
 from app.plumbing.loops import Loop
-from app.plumbing.redis import patient_redis, single_shot_redis
 from app.settings import Settings
 from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 
@@ -60,22 +54,12 @@ COUNT_LIMIT: Final = 100_000
 class Parts:
     """Everything that one dispatcher process is made of."""
 
-    settings: Settings
-    database: Database
-    redis: Redis
-    lock_redis: Redis
-    clock: DatabaseClock
-    metrics: Metrics
-    bus: Bus
+    ground: Ground
     fleet: LiveFleet
     waiters: Waiters
     submitter: Submitter
     settler: Settler
-    heartbeats: Heartbeats
-    reports: Reports
-    client: InternalClient
     lock: DispatchLock
-    roster: Roster
     sender: Sender
     loop: DispatchLoop
     recovery: Recovery
@@ -84,109 +68,32 @@ class Parts:
     clock_loop: Loop
 
 
-def build_parts(settings: Settings) -> Parts:
+def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
     """Build and connect the parts; nothing is opened or started yet."""
-    database = Database(settings.database_url)
-    redis = patient_redis(settings.redis_url)
-    lock_redis = single_shot_redis(settings.redis_url)
-    clock = DatabaseClock(database)
-    metrics = Metrics()
-    bus = Bus(redis, settings.redis_prefix)
-    fleet = LiveFleet(database, clock, bus)
-    settler = Settler(database, bus, metrics)
-    tokens = InternalTokens(settings.internal_token.get_secret_value())
-    client = InternalClient(tokens.sent)
-    lock = DispatchLock(
-        lock_redis,
-        database,
-        clock,
-        bus,
-        metrics,
-        prefix=settings.redis_prefix,
-        life_seconds=settings.lock_seconds,
-    )
-    roster = Roster(clock.now_ms)
+    ground = lay_ground(settings, internal_token=tokens.sent)
+    fleet = LiveFleet(ground)
+    settler = Settler(ground)
+    lock = DispatchLock(ground)
+    roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
-    default_timeout_ms = round(settings.default_timeout_seconds * 1000)
-    sender = Sender(
-        database,
-        clock,
-        lock,
-        roster,
-        queues,
-        settler,
-        client,
-        bus,
-        metrics,
-        default_timeout_ms=default_timeout_ms,
-        policy=settings.balance,
-    )
+    sender = Sender(ground, lock, roster, queues, settler)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)
-        await clock.measure()
+        await ground.clock.measure()
 
     return Parts(
-        settings=settings,
-        database=database,
-        redis=redis,
-        lock_redis=lock_redis,
-        clock=clock,
-        metrics=metrics,
-        bus=bus,
+        ground=ground,
         fleet=fleet,
-        waiters=Waiters(database, bus),
-        submitter=Submitter(
-            database,
-            bus,
-            fleet,
-            metrics,
-            batch_limit=settings.submit_batch,
-            backlog_limit=settings.submit_backlog,
-        ),
+        waiters=Waiters(ground),
+        submitter=Submitter(ground, fleet),
         settler=settler,
-        heartbeats=Heartbeats(database, bus),
-        reports=Reports(
-            database,
-            bus,
-            settler,
-            metrics,
-            callback_schedule_seconds=settings.callback_schedule_seconds,
-        ),
-        client=client,
         lock=lock,
-        roster=roster,
         sender=sender,
-        loop=DispatchLoop(
-            database,
-            clock,
-            lock,
-            roster,
-            queues,
-            sender,
-            bus,
-            metrics,
-            policy=settings.balance,
-            claim_batch=settings.claim_batch,
-        ),
-        recovery=Recovery(
-            database,
-            clock,
-            lock,
-            roster,
-            sender,
-            settler,
-            redis,
-            client,
-            bus,
-            metrics,
-            prefix=settings.redis_prefix,
-            default_timeout_ms=default_timeout_ms,
-            overdue_grace_ms=round(settings.overdue_grace_seconds * 1000),
-            stall_ms=round(settings.stall_seconds * 1000),
-        ),
-        handover=Handover(database, clock, lock, roster, client, bus),
-        retention=Retention(database, clock, lock, metrics, retention_days=settings.retention_days),
+        loop=DispatchLoop(ground, lock, roster, queues, sender),
+        recovery=Recovery(ground, lock, roster, sender, settler),
+        handover=Handover(ground, lock, roster),
+        retention=Retention(ground, lock),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
 
@@ -198,13 +105,13 @@ async def start_parts(parts: Parts) -> None:
         SchemaMismatch: this code must not touch this database.
         DatabaseUnavailable: the database did not answer.
     """
-    await check_schema(parts.database)
-    await parts.clock.measure()
-    await _warn_unless_durable(parts.database)
+    await check_schema(parts.ground.database)
+    await parts.ground.clock.measure()
+    await _warn_unless_durable(parts.ground.database)
     parts.clock_loop.start()
-    parts.bus.start()
+    parts.ground.bus.start()
     parts.waiters.start()
-    if parts.settings.dispatch:
+    if parts.ground.settings.dispatch:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
@@ -219,7 +126,7 @@ async def stop_dispatching(parts: Parts) -> None:
     Requests are served on; stopping twice does nothing more.
     """
     parts.waiters.close()
-    if parts.settings.dispatch:
+    if parts.ground.settings.dispatch:
         await parts.loop.stop()
         await parts.lock.stop()
         await parts.recovery.stop()
@@ -234,17 +141,15 @@ async def stop_parts(parts: Parts) -> None:
     await parts.submitter.drained()
     await parts.settler.drained()
     await parts.waiters.stop()
-    await parts.bus.stop()
+    await parts.ground.bus.stop()
     await parts.clock_loop.stop()
-    await parts.client.close()
-    await parts.redis.aclose()
-    await parts.lock_redis.aclose()
-    await parts.database.close()
+    await parts.ground.close()
 
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the dispatcher's application; its lifespan starts and stops the parts."""
-    parts = build_parts(settings)
+    tokens = InternalTokens(settings.internal_token.get_secret_value())
+    parts = build_parts(settings, tokens)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -259,7 +164,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(
         job_routes(
             settings=settings,
-            database=parts.database,
+            database=parts.ground.database,
             keys=ApiKeys(settings.api_keys.get_secret_value()),
             submitter=parts.submitter,
             waiters=parts.waiters,
@@ -268,9 +173,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.include_router(
         fleet_routes(
-            tokens=InternalTokens(settings.internal_token.get_secret_value()),
-            heartbeats=parts.heartbeats,
-            reports=parts.reports,
+            tokens=tokens,
+            heartbeats=Heartbeats(parts.ground),
+            reports=Reports(parts.ground, parts.settler),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
@@ -293,7 +198,7 @@ def _bare_app(lifespan: Any) -> FastAPI:
     )
     StandaloneDocs(app=app)
     install_problems(app)
-    app.add_middleware(GZipMiddleware, minimum_size=16 * 1024, compresslevel=5)
+    app.add_middleware(CompressDocuments)
     app.add_middleware(RequestEdge, limits={"/internal/": MAX_INTERNAL_BODY_BYTES})
     return app
 
@@ -301,32 +206,32 @@ def _bare_app(lifespan: Any) -> FastAPI:
 def _checks(parts: Parts) -> dict[str, Any]:
     async def database() -> str | None:
         try:
-            await parts.database.read(read_term)
+            await parts.ground.database.read(read_term)
         except TermRowMissing:
             return "the row that fences dispatch is missing: nothing will be dispatched"
         return None
 
     async def redis() -> str | None:
-        await parts.redis.ping()
+        await parts.ground.redis.ping()
         return None
 
     async def clock() -> str | None:
-        if parts.clock.may_dispatch:
+        if parts.ground.clock.may_dispatch:
             return None
-        return f"{parts.clock.skew_ms / 1000:.1f} s off the database's clock"
+        return f"{parts.ground.clock.skew_ms / 1000:.1f} s off the database's clock"
 
     return {"database": database, "redis": redis, "clock": clock}
 
 
 async def _render_metrics(parts: Parts) -> bytes:
-    metrics = parts.metrics
+    metrics = parts.ground.metrics
     metrics.backlog.set(parts.submitter.backlog)
     metrics.long_polls.set(parts.waiters.count)
-    metrics.skew.set(parts.clock.skew_ms / 1000)
+    metrics.skew.set(parts.ground.clock.skew_ms / 1000)
     with suppress(DatabaseUnavailable):
         # Without the database the last counts stand; the other metrics are still served.
-        counts = await parts.database.read(
-            lambda connection: count_due(connection, parts.database, limit=COUNT_LIMIT)
+        counts = await parts.ground.database.read(
+            lambda connection: count_due(connection, parts.ground.database, limit=COUNT_LIMIT)
         )
         metrics.waiting.set(counts["waiting"])
         metrics.running.set(counts["running"])

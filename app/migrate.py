@@ -1,4 +1,4 @@
-"""The schema: bring it up to date, and tell whether this code may work with the one that is there."""
+"""The schema: bring it up to date, and tell whether this code may work with what is there."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LOCK_SECONDS = 60
 
 
 class SchemaMismatch(Exception):
-    """The database's schema is not one this code works with; the message holds the command to run."""
+    """This code must not work with the database's schema; the message has the command to run."""
 
 
 class MigrationBusy(Exception):
     """Another process has been migrating this database for over a minute."""
 
 
-def migrate(database_url: str) -> None:
-    """Bring the schema of the database to this code's revision; safe to run twice and at once.
+def migrate(database_url: str) -> int:
+    """Bring the schema to this code's revision and return it; safe to run twice and at once.
 
     Raises:
         MigrationBusy: another process holds the migration lock for over a minute.
@@ -51,6 +51,7 @@ def migrate(database_url: str) -> None:
             command.upgrade(config, "head")
     finally:
         engine.dispose()
+    return SCHEMA_REVISION
 
 
 def offline_sql(dialect: str) -> str:
@@ -69,8 +70,7 @@ async def check_schema(database: Database) -> None:
         SchemaMismatch: it is missing, older, or too new.
         DatabaseUnavailable: the database did not answer.
     """
-
-    if database.is_sqlite and not Path(database.url.database or "").exists():
+    if database.file_is_missing:
         raise SchemaMismatch(f"there is no database {database.url.database}: run `oncue migrate`")
 
     async def ask(connection: AsyncConnection) -> tuple[int, int] | None:

@@ -81,9 +81,9 @@ async def serve(
     server.should_exit = True
     results.append(await _result(serving))
     stop.cancel()
-    for error in results:
-        if error is not None:
-            raise error
+    for result in results:
+        if result is not None:
+            raise result
 
 
 async def _serve(server: Server, settings: Settings) -> None:

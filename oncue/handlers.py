@@ -22,7 +22,7 @@ class Fail(Exception):
 
 
 class Retry(Exception):
-    """Raised by a handler to ask for its next attempt after `after` seconds (default: the job's policy)."""
+    """Raised by a handler to ask for another attempt, `after` seconds from now or by the policy."""
 
     def __init__(self, message: str = "", *, after: float | None = None) -> None:
         if after is not None and not 0 <= after <= 31_536_000:
@@ -64,7 +64,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """True once the run must stop: a thread cannot be stopped from outside, so it should look."""
+        """True once the run must stop: a thread cannot be stopped from outside, so look."""
         return self.cancel_event.is_set()
 
 

@@ -40,12 +40,12 @@ def run_key(prefix: str, job_id: int, trigger_ts: int) -> str:
 
 
 def run_mark(boot_id: str, execution_id: str) -> str:
-    """Open the value under a run key: who holds it. An outcome's JSON follows it once the run ended."""
+    """Open the value under a run key: who holds it. The outcome's JSON follows once it ended."""
     return f"{boot_id} {execution_id} "
 
 
 class Message(BaseModel):
-    """A frozen wire message; unknown fields are ignored, so that versions N and N-1 work together."""
+    """A frozen wire message; unknown fields are ignored: versions N and N-1 work together."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"

@@ -13,7 +13,7 @@ import hmac
 import time
 from collections.abc import Mapping
 
-SECRET_PREFIX = "whsec_"
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the public prefix of secrets
 TOLERANCE_SECONDS = 300
 
 

@@ -1,0 +1,1 @@
+"""Tools of the developers; nothing of the product imports them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -67,15 +67,16 @@ class Executor:
         self._modules = modules
         self._ended = ended
         self._gone = gone
+        self._tasks: set[asyncio.Task[Verdict]] = set()
         self._threads = ThreadPoolExecutor(max(1, capacity), thread_name_prefix="oncue-run")
 
     def start(self, execution: Execution) -> None:
         """Begin a run; its timeout counts from now."""
         loop = asyncio.get_running_loop()
         if execution.handler.isolation == "process":
-            execution.task = loop.create_task(self._run_child(execution))
+            execution.task = self._spawn(self._run_child(execution))
         elif execution.handler.is_async:
-            execution.task = loop.create_task(self._run_async(execution))
+            execution.task = self._spawn(self._run_async(execution))
         else:
             body = functools.partial(contextvars.copy_context().run, self._run_thread, execution)
             execution.task = loop.run_in_executor(self._threads, body)
@@ -101,14 +102,29 @@ class Executor:
         loop = asyncio.get_running_loop()
         execution.timer = loop.call_later(CLEANUP_SECONDS, self._give_up, execution)
 
+    async def wait_over(self) -> None:
+        """Return when no coroutine of a run is left."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def close(self) -> None:
         """Let idle threads go; busy ones are not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _spawn(self, run: Coroutine[Any, Any, Verdict]) -> asyncio.Task[Verdict]:
+        task = asyncio.get_running_loop().create_task(run)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _give_up(self, execution: Execution) -> None:
         """Report a run that cannot be stopped as stopping: its slot and its lease stay taken."""
         if execution.phase is Phase.RUNNING and execution.stop_verdict is not None:
             self._ended(execution, execution.stop_verdict, True)
+        if execution.handler.is_async and execution.task is not None and not execution.task.done():
+            # A cancellation may have been swallowed by accident; ask again until it ends.
+            execution.task.cancel()
+            loop = asyncio.get_running_loop()
+            execution.timer = loop.call_later(CLEANUP_SECONDS, self._give_up, execution)
 
     def _over(self, execution: Execution, task: asyncio.Future[Verdict]) -> None:
         self._disarm(execution)

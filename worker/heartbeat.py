@@ -144,7 +144,6 @@ class Beats(threading.Thread):
         held_deliveries: Callable[[], list[str]],
         unwanted: Callable[[list[str]], None],
         failed: Callable[[], None],
-        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
         super().__init__(name="oncue-beats", daemon=True)
         self._identity = identity
@@ -157,7 +156,6 @@ class Beats(threading.Thread):
         self._held_deliveries = held_deliveries
         self._unwanted = unwanted
         self._failed = failed
-        self._beat_seconds = beat_seconds
         self._cpu = CpuIdle()
         self._now = threading.Event()
         self._last = threading.Event()
@@ -167,7 +165,7 @@ class Beats(threading.Thread):
         """Beat until the last one."""
         while not self._last.is_set():
             self._now.clear()
-            wait = self._beat_seconds if self._beat_guarded() else RETRY_SECONDS
+            wait = BEAT_SECONDS if self._beat_guarded() else RETRY_SECONDS
             if not self._last.is_set():
                 self._now.wait(wait)
         self._beat_guarded()

@@ -19,7 +19,7 @@ from worker.cost import RecentCost
 from worker.deliver import Deliverer
 from worker.dispatchers import Dispatchers
 from worker.egress import Egress
-from worker.execute import CUT_OFF, LEASE_LOST, UNWANTED, Executor
+from worker.execute import CUT_OFF, LEASE_LOST, SHUT_DOWN, UNWANTED, Executor
 from worker.handlers.built_in import built_in_handlers
 from worker.heartbeat import Beats, BeatSender, Identity
 from worker.held import Execution, Held, Phase, Terms
@@ -36,6 +36,7 @@ from worker.settings import WorkerSettings
 from worker.verdict import Verdict
 
 LAST_BEAT_SECONDS: Final = 1.0
+LAST_RUNS_SECONDS: Final = 0.2
 Argument = TypeVar("Argument")
 
 log = structlog.get_logger(__name__)
@@ -219,11 +220,15 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
     try:
         yield parts
     finally:
+        for execution in held.running():
+            executor.stop(execution, SHUT_DOWN)
         beats.finish()
         await asyncio.to_thread(beats.join, LAST_BEAT_SECONDS)
         watchdog.end()
         renewal.end()
         parts.kill_children()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(executor.wait_over(), LAST_RUNS_SECONDS)
         await deliverer.close()
         await reporter.close()
         executor.close()

@@ -35,14 +35,12 @@ class Renewal(threading.Thread):
         *,
         lost: Callable[[Execution], None],
         failed: Callable[[], None],
-        renew_seconds: float = RENEW_SECONDS,
     ) -> None:
         super().__init__(name="oncue-renewal", daemon=True)
         self._held = held
         self._liveness = liveness
         self._lost = lost
         self._failed = failed
-        self._renew_seconds = renew_seconds
         self._silent = False
         self._end = threading.Event()
         self._redis = Redis.from_url(
@@ -57,7 +55,7 @@ class Renewal(threading.Thread):
         """Renew until told to end."""
         wait = 0.0
         while not self._end.wait(wait):
-            wait = self._renew_seconds if self._renew_guarded() else RETRY_SECONDS
+            wait = RENEW_SECONDS if self._renew_guarded() else RETRY_SECONDS
         self._redis.close()
 
     def end(self) -> None:

@@ -126,9 +126,10 @@ class Reporter:
         """Stop reporting, whatever is left."""
         for timer in self._waiting.values():
             timer.cancel()
-        if self._task is not None:
+        # Again and again: `wait_for` of Python 3.11 may swallow a cancellation.
+        while self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait({self._task}, timeout=0.1)
 
     def add_outcome(self, execution: Execution, outcome: EncodedOutcome) -> None:
         """Report how a run ended."""

@@ -76,7 +76,7 @@ class InternalTokens:
         if not self._digests:
             return
         given = _digest(_bearer(headers))
-        if not any([hmac.compare_digest(known, given) for known in self._digests]):
+        if not any(hmac.compare_digest(known, given) for known in self._digests):
             raise Problem(
                 "unauthorized", "Send the internal token as 'Authorization: Bearer TOKEN'."
             )

@@ -13,13 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.dispatch.lock import DispatchLock
 from app.fleet.roster import Roster
+from app.ground import Ground
 from app.lifecycle.moves.deliver import HandedOver, give_back, read_next_try_at, take_due
-from app.plumbing.bus import OWED, Bus
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database, DatabaseUnavailable
-from app.plumbing.http import InternalClient, NoAnswer
+from app.plumbing.bus import OWED
+from app.plumbing.database import DatabaseUnavailable
+from app.plumbing.http import NoAnswer
 from app.plumbing.loops import Loop
-from oncue.protocol import DELIVER_PATH, Delivery, DeliverRequest, DeliverResponse
+from oncue.protocol import DELIVER_PATH, DeliverRequest, DeliverResponse, Delivery
 
 log = structlog.get_logger(__name__)
 
@@ -33,21 +33,18 @@ class Handover:
 
     def __init__(
         self,
-        database: Database,
-        clock: DatabaseClock,
+        ground: Ground,
         lock: DispatchLock,
         roster: Roster,
-        client: InternalClient,
-        bus: Bus,
     ) -> None:
-        self._database = database
-        self._clock = clock
+        self._database = ground.database
+        self._clock = ground.clock
         self._lock = lock
         self._roster = roster
-        self._client = client
+        self._client = ground.client
         self._owed = asyncio.Event()
         self._loop = Loop("handover", self._step, expected=(DatabaseUnavailable,))
-        bus.subscribe(OWED, lambda _signal: self._owed.set())
+        ground.bus.subscribe(OWED, lambda _signal: self._owed.set())
 
     def start(self) -> None:
         """Start handing over while the lock is held."""

@@ -8,13 +8,11 @@ import uuid
 from typing import Final
 
 import structlog
-from redis.asyncio import Redis
 
+from app.ground import Ground
 from app.lifecycle.term import begin_term
-from app.metrics import Metrics
-from app.plumbing.bus import LOCK, Bus
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.bus import LOCK
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.plumbing.redis import REDIS_ERRORS
 
@@ -54,22 +52,15 @@ class DispatchLock:
 
     def __init__(
         self,
-        redis: Redis,
-        database: Database,
-        clock: DatabaseClock,
-        bus: Bus,
-        metrics: Metrics,
-        *,
-        prefix: str,
-        life_seconds: float,
+        ground: Ground,
     ) -> None:
-        self._redis = redis
-        self._database = database
-        self._clock = clock
-        self._bus = bus
-        self._metrics = metrics
-        self._key = f"{prefix}:dispatch:lock:0"
-        self._life = life_seconds
+        self._redis = ground.lock_redis
+        self._database = ground.database
+        self._clock = ground.clock
+        self._bus = ground.bus
+        self._metrics = ground.metrics
+        self._key = f"{ground.settings.redis_prefix}:dispatch:lock:0"
+        self._life = ground.settings.lock_seconds
         self._token = uuid.uuid4().hex
         self._valid_until = float("-inf")
         self._term: int | None = None
@@ -78,7 +69,7 @@ class DispatchLock:
         self._loop = Loop(
             "dispatch-lock", self._step, expected=(*REDIS_ERRORS, DatabaseUnavailable)
         )
-        bus.subscribe(LOCK, lambda _signal: self._free.set())
+        ground.bus.subscribe(LOCK, lambda _signal: self._free.set())
 
     @property
     def holder(self) -> str:

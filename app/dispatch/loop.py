@@ -16,17 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.dispatch.lock import DispatchLock
 from app.dispatch.queues import QueueBook, QueueState
 from app.dispatch.send import Sender
-from app.fleet.balance import Policy, Slots, choose
+from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
+from app.ground import Ground
 from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
 from app.lifecycle.moves.settle import new_token
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
 from app.lifecycle.running import read_for_sending, read_running
-from app.metrics import Metrics
-from app.plumbing.bus import BEAT, LOAD, WAKE, Bus, Signal
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.bus import BEAT, LOAD, WAKE, Signal
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 from oncue.protocol import Load
 
@@ -46,36 +45,30 @@ class DispatchLoop:
 
     def __init__(
         self,
-        database: Database,
-        clock: DatabaseClock,
+        ground: Ground,
         lock: DispatchLock,
         roster: Roster,
         queues: QueueBook,
         sender: Sender,
-        bus: Bus,
-        metrics: Metrics,
-        *,
-        policy: Policy,
-        claim_batch: int,
     ) -> None:
-        self._database = database
-        self._clock = clock
+        self._database = ground.database
+        self._clock = ground.clock
         self._lock = lock
         self._roster = roster
         self._queues = queues
         self._sender = sender
-        self._metrics = metrics
-        self._policy = policy
-        self._claim_batch = claim_batch
+        self._metrics = ground.metrics
+        self._policy = ground.settings.balance
+        self._claim_batch = ground.settings.claim_batch
         self._look = asyncio.Event()
         self._fleet_changed = False
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
         self._turn = 0
         self._loop = Loop("dispatch", self._step, expected=(DatabaseUnavailable,))
-        bus.subscribe(WAKE, self._on_wake)
-        bus.subscribe(LOAD, self._on_load)
-        bus.subscribe(BEAT, self._on_beat)
+        ground.bus.subscribe(WAKE, self._on_wake)
+        ground.bus.subscribe(LOAD, self._on_load)
+        ground.bus.subscribe(BEAT, self._on_beat)
 
     def start(self) -> None:
         """Start dispatching whenever the lock is held."""

@@ -15,22 +15,20 @@ from typing import Final
 
 import structlog
 from pydantic import ValidationError
-from redis.asyncio import Redis
 
 from app.dispatch.lock import DispatchLock
 from app.dispatch.send import Sender
 from app.fleet.reports import ending_of
 from app.fleet.roster import Roster
 from app.fleet.settler import Settler
+from app.ground import Ground
 from app.lifecycle.moves.settle import Ending
 from app.lifecycle.nodes import Node, forget_nodes, mark_down, read_nodes
 from app.lifecycle.running import RunningTask, read_for_sending, read_running
 from app.lifecycle.states import ExecutionStatus
-from app.metrics import Metrics
-from app.plumbing.bus import BEAT, Bus
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database, DatabaseUnavailable
-from app.plumbing.http import InternalClient, NoAnswer
+from app.plumbing.bus import BEAT
+from app.plumbing.database import DatabaseUnavailable
+from app.plumbing.http import NoAnswer
 from app.plumbing.json_text import Unencodable
 from app.plumbing.loops import Loop
 from app.plumbing.redis import REDIS_ERRORS
@@ -74,36 +72,27 @@ class Recovery:
 
     def __init__(
         self,
-        database: Database,
-        clock: DatabaseClock,
+        ground: Ground,
         lock: DispatchLock,
         roster: Roster,
         sender: Sender,
         settler: Settler,
-        redis: Redis,
-        client: InternalClient,
-        bus: Bus,
-        metrics: Metrics,
-        *,
-        prefix: str,
-        default_timeout_ms: int,
-        overdue_grace_ms: int,
-        stall_ms: int,
     ) -> None:
-        self._database = database
-        self._clock = clock
+        settings = ground.settings
+        self._database = ground.database
+        self._clock = ground.clock
         self._lock = lock
         self._roster = roster
         self._sender = sender
         self._settler = settler
-        self._redis = redis
-        self._client = client
-        self._bus = bus
-        self._metrics = metrics
-        self._prefix = prefix
-        self._default_timeout_ms = default_timeout_ms
-        self._overdue_grace_ms = overdue_grace_ms
-        self._stall_ms = stall_ms
+        self._redis = ground.redis
+        self._client = ground.client
+        self._bus = ground.bus
+        self._metrics = ground.metrics
+        self._prefix = settings.redis_prefix
+        self._default_timeout_ms = settings.default_timeout_seconds * 1000
+        self._overdue_grace_ms = settings.overdue_grace_seconds * 1000
+        self._stall_ms = settings.stall_seconds * 1000
         self._canary: str | None = None
         self._redis_good_since: float | None = None
         self._quiet_since = float("inf")
@@ -178,6 +167,7 @@ class Recovery:
                 await self._redis.set(key, found, ex=CANARY_LIFE_SECONDS)
             else:
                 await self._redis.expire(key, CANARY_LIFE_SECONDS)
+            found = str(found)
         except REDIS_ERRORS as error:
             if self._redis_good_since is not None:
                 log.warning("redis_away", error=str(error))
@@ -260,7 +250,7 @@ class Recovery:
             return Lease.UNREADABLE
         if value is None:
             return Lease.GONE
-        _boot_id, _, rest = value.partition(" ")
+        _boot_id, _, rest = str(value).partition(" ")
         execution_id, _, outcome = rest.partition(" ")
         if not outcome:
             return Lease.HELD

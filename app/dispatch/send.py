@@ -17,19 +17,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.dispatch.lock import DispatchLock
 from app.dispatch.queues import QueueBook
-from app.fleet.balance import Policy, choose
+from app.fleet.balance import choose
 from app.fleet.reports import ending_of
 from app.fleet.roster import Roster
 from app.fleet.settler import Settler
+from app.ground import Ground
 from app.lifecycle.moves.assign import Reassignment, note_running, reassign
 from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.settle import Ending, new_token
 from app.lifecycle.states import ExecutionStatus
-from app.metrics import Metrics
-from app.plumbing.bus import ENDED, Bus, Signal
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database, DatabaseUnavailable
-from app.plumbing.http import InternalClient, NoAnswer, Reply
+from app.plumbing.bus import ENDED, Signal
+from app.plumbing.database import DatabaseUnavailable
+from app.plumbing.http import NoAnswer, Reply
 from app.plumbing.json_text import Unencodable
 from app.plumbing.loops import Loop, Tasks
 from oncue.protocol import (
@@ -58,34 +57,27 @@ class Sender:
 
     def __init__(
         self,
-        database: Database,
-        clock: DatabaseClock,
+        ground: Ground,
         lock: DispatchLock,
         roster: Roster,
         queues: QueueBook,
         settler: Settler,
-        client: InternalClient,
-        bus: Bus,
-        metrics: Metrics,
-        *,
-        default_timeout_ms: int,
-        policy: Policy,
     ) -> None:
-        self._database = database
-        self._clock = clock
+        self._database = ground.database
+        self._clock = ground.clock
         self._lock = lock
         self._roster = roster
         self._queues = queues
         self._settler = settler
-        self._client = client
-        self._metrics = metrics
-        self._default_timeout_ms = default_timeout_ms
-        self._policy = policy
+        self._client = ground.client
+        self._metrics = ground.metrics
+        self._default_timeout_ms = round(ground.settings.default_timeout_seconds * 1000)
+        self._policy = ground.settings.balance
         self._unanswered: dict[str, str] = {}
         self._accepted: dict[str, tuple[float, int]] = {}
         self._tasks = Tasks()
         self._notes = Loop("note-running", self._note, expected=(DatabaseUnavailable,))
-        bus.subscribe(ENDED, self._on_ended)
+        ground.bus.subscribe(ENDED, self._on_ended)
 
     def start(self) -> None:
         """Start noting the runs that go on for more than a second."""

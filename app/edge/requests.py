@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.edge.problems import Problem, problem_response
@@ -18,6 +19,19 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES: Final = 256 * 1024
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/internal/")
+
+
+class CompressDocuments:
+    """ASGI middleware: compresses the documentation, and costs other requests nothing."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._compressing = GZipMiddleware(app, minimum_size=4096, compresslevel=5)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        plain = scope["type"] != "http" or scope["path"].startswith(("/openapi/", "/internal/"))
+        await (self._app if plain else self._compressing)(scope, receive, send)
 
 
 class RequestEdge:

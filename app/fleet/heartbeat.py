@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.ground import Ground
 from app.lifecycle.moves.deliver import extend_leases
 from app.lifecycle.nodes import record_beat
 from app.lifecycle.reads import read_now
 from app.lifecycle.running import read_unwanted
 from app.lifecycle.term import read_term
-from app.plumbing.bus import BEAT, LOAD, Bus
-from app.plumbing.database import Database
+from app.plumbing.bus import BEAT, LOAD
 from oncue.protocol import Heartbeat, HeartbeatResponse
 
 
 class Heartbeats:
     """Takes the beats of workers; an answer means that the beat is committed."""
 
-    def __init__(self, database: Database, bus: Bus) -> None:
-        self._database = database
-        self._bus = bus
+    def __init__(self, ground: Ground) -> None:
+        self._database = ground.database
+        self._bus = ground.bus
         self._known: dict[str, tuple[object, ...]] = {}
 
     async def take(self, beat: Heartbeat) -> HeartbeatResponse:

@@ -6,10 +6,9 @@ import asyncio
 import time
 from typing import Final
 
+from app.ground import Ground
 from app.lifecycle.nodes import Node, read_nodes
-from app.plumbing.bus import BEAT, Bus
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database
+from app.plumbing.bus import BEAT
 from oncue.protocol import LEASE_SECONDS, WorkerState
 
 FRESH_SECONDS: Final = 1.0
@@ -18,13 +17,13 @@ FRESH_SECONDS: Final = 1.0
 class LiveFleet:
     """The workers that beat within the last 15 s, read at most once a second for all askers."""
 
-    def __init__(self, database: Database, clock: DatabaseClock, bus: Bus) -> None:
-        self._database = database
-        self._clock = clock
+    def __init__(self, ground: Ground) -> None:
+        self._database = ground.database
+        self._clock = ground.clock
         self._nodes: list[Node] = []
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
-        bus.subscribe(BEAT, lambda _signal: self._expire())
+        ground.bus.subscribe(BEAT, lambda _signal: self._expire())
 
     async def nodes(self) -> list[Node]:
         """Return the live workers that take runs."""

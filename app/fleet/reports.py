@@ -13,12 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.edge.problems import Problem
 from app.fleet.settler import Settler, unstorable
+from app.ground import Ground
 from app.lifecycle.moves.deliver import note_tries
 from app.lifecycle.moves.settle import Ending, Settlement, release_stopped
 from app.lifecycle.states import ExecutionStatus
-from app.metrics import Metrics
-from app.plumbing.bus import LOAD, OWED, WAKE, Bus
-from app.plumbing.database import Database
+from app.plumbing.bus import LOAD, OWED, WAKE
 from app.plumbing.json_text import Unencodable, plain_json
 from oncue.protocol import (
     MAX_REPORTS_PER_REQUEST,
@@ -47,18 +46,14 @@ class Reports:
 
     def __init__(
         self,
-        database: Database,
-        bus: Bus,
+        ground: Ground,
         settler: Settler,
-        metrics: Metrics,
-        *,
-        callback_schedule_seconds: tuple[float, ...],
     ) -> None:
-        self._database = database
-        self._bus = bus
+        self._database = ground.database
+        self._bus = ground.bus
         self._settler = settler
-        self._metrics = metrics
-        self._schedule = callback_schedule_seconds
+        self._metrics = ground.metrics
+        self._schedule = ground.settings.callback_schedule_seconds
 
     async def take(self, body: bytes) -> ReportsResponse:
         """Store a batch of reports and acknowledge each that is stored.

@@ -9,11 +9,11 @@ from dataclasses import replace
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.ground import Ground
 from app.lifecycle.moves.settle import Ending, Settled, Settlement, settle
 from app.lifecycle.states import ExecutionStatus
-from app.metrics import Metrics
-from app.plumbing.bus import ENDED, OWED, WAKE, Bus
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.bus import ENDED, OWED, WAKE
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit
 
 log = structlog.get_logger(__name__)
@@ -25,10 +25,10 @@ BACKLOG_LIMIT = 100_000
 class Settler:
     """Ends executions; what it returns is committed, and everybody concerned has been told."""
 
-    def __init__(self, database: Database, bus: Bus, metrics: Metrics) -> None:
-        self._database = database
-        self._bus = bus
-        self._metrics = metrics
+    def __init__(self, ground: Ground) -> None:
+        self._database = ground.database
+        self._bus = ground.bus
+        self._metrics = ground.metrics
         self._commits: GroupCommit[Ending, Settlement] = GroupCommit(
             self._commit,
             batch_limit=BATCH_LIMIT,
@@ -46,7 +46,7 @@ class Settler:
             return await self._commits.add(ending)
         except DatabaseUnavailable:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rest must go on
             log.warning(
                 "unstorable_report",
                 job_id=ending.job_id,

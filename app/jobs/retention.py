@@ -8,10 +8,9 @@ from typing import Final
 import structlog
 
 from app.dispatch.lock import DispatchLock
+from app.ground import Ground
 from app.lifecycle.moves.prune import Pruned, prune_batch
-from app.metrics import Metrics
-from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 
 log = structlog.get_logger(__name__)
@@ -27,18 +26,13 @@ class Retention:
 
     def __init__(
         self,
-        database: Database,
-        clock: DatabaseClock,
+        ground: Ground,
         lock: DispatchLock,
-        metrics: Metrics,
-        *,
-        retention_days: float,
     ) -> None:
-        self._database = database
-        self._clock = clock
+        self._database = ground.database
         self._lock = lock
-        self._metrics = metrics
-        self._retention_ms = int(retention_days * DAY_MS)
+        self._metrics = ground.metrics
+        self._retention_ms = int(ground.settings.retention_days * DAY_MS)
         self._loop = Loop("retention", self._step, expected=(DatabaseUnavailable,))
 
     def start(self) -> None:

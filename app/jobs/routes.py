@@ -48,7 +48,7 @@ def job_routes(
     def identify(request: Request) -> Caller:
         return keys.caller(request.headers)
 
-    Identified = Annotated[Caller, Depends(identify)]
+    Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 
     @router.post(
         "/jobs",

@@ -133,7 +133,7 @@ class Execution(_Wire):
     reason: str | None = Field(description="Why the platform, not the handler, ended it.")
 
 
-class Warning(_Wire):
+class JobWarning(_Wire):
     """Something that keeps an accepted job from running now."""
 
     code: str
@@ -161,7 +161,7 @@ class Job(_Wire):
     updated_at: Timestamp
     finished_at: Timestamp | None
     executions: list[Execution] = Field(description="The newest few, newest first.")
-    warnings: list[Warning]
+    warnings: list[JobWarning]
 
 
 class ExecutionList(_Wire):

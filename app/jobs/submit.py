@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.fleet.live import LiveFleet
+from app.ground import Ground
 from app.jobs.digest import differing_fields, request_digest
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
 from app.jobs.views import job_view
@@ -21,9 +22,8 @@ from app.lifecycle.moves.settle import new_token
 from app.lifecycle.moves.submit import NewJob, insert_jobs
 from app.lifecycle.reads import JobRecord, ensure_queue, read_job
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
-from app.metrics import Metrics
-from app.plumbing.bus import WAKE, Bus
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.bus import WAKE
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.json_text import Unencodable, plain_json
 from app.plumbing.times import epoch_ms
@@ -45,23 +45,18 @@ class Submitter:
 
     def __init__(
         self,
-        database: Database,
-        bus: Bus,
+        ground: Ground,
         fleet: LiveFleet,
-        metrics: Metrics,
-        *,
-        batch_limit: int,
-        backlog_limit: int,
     ) -> None:
-        self._database = database
-        self._bus = bus
+        self._database = ground.database
+        self._bus = ground.bus
         self._fleet = fleet
-        self._metrics = metrics
+        self._metrics = ground.metrics
         self._queues: dict[tuple[int, str, str], int] = {}
         self._commits: GroupCommit[NewJob, RowMapping] = GroupCommit(
             self._commit,
-            batch_limit=batch_limit,
-            backlog_limit=backlog_limit,
+            batch_limit=ground.settings.submit_batch,
+            backlog_limit=ground.settings.submit_backlog,
             shared_errors=(DatabaseUnavailable,),
         )
 

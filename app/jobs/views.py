@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+from sqlalchemy import RowMapping
 
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
@@ -44,7 +45,7 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
     }
 
 
-def execution_view(row: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, Any]:
+def execution_view(row: RowMapping, results: Mapping[str, str]) -> dict[str, Any]:
     """Show one execution."""
     return {
         "executionId": row["execution_id"],

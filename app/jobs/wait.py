@@ -6,9 +6,10 @@ import asyncio
 from collections import defaultdict
 from typing import Final
 
+from app.ground import Ground
 from app.lifecycle.reads import read_ended
-from app.plumbing.bus import ENDED, Bus, Signal
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.bus import ENDED, Signal
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 
 LOOK_SECONDS: Final = 1.0
@@ -17,13 +18,13 @@ LOOK_SECONDS: Final = 1.0
 class Waiters:
     """Wakes callers who wait for a job when one of its executions is settled, here or elsewhere."""
 
-    def __init__(self, database: Database, bus: Bus) -> None:
-        self._database = database
+    def __init__(self, ground: Ground) -> None:
+        self._database = ground.database
         self._waiting: dict[int, set[asyncio.Event]] = defaultdict(set)
         self._any = asyncio.Event()
         self._closed = False
         self._loop = Loop("long-poll", self._look, expected=(DatabaseUnavailable,))
-        bus.subscribe(ENDED, self._on_ended)
+        ground.bus.subscribe(ENDED, self._on_ended)
 
     @property
     def count(self) -> int:

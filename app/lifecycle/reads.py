@@ -171,11 +171,10 @@ async def ensure_queue(
     )
     found = (await connection.execute(find, key)).scalar_one_or_none()
     if found is None:
-        keep = "ON CONFLICT DO NOTHING" if database.is_sqlite else "ON DUPLICATE KEY UPDATE id = id"
         await connection.execute(
             text(
                 "INSERT INTO queue (tenant_id, job_handler, requirement, partition_no) "
-                f"VALUES (:tenant, :handler, :requirement, 0) {keep}"
+                "VALUES (:tenant, :handler, :requirement, 0) " + database.keep_first("id")
             ),
             key,
         )

@@ -42,7 +42,20 @@ async def read_running(connection: AsyncConnection, database: Database) -> list[
     """Return all RUNNING tasks; there are never more than the fleet has slots."""
     hint = "" if database.is_sqlite else "FORCE INDEX (ix_job_info_claim)"
     rows = await connection.execute(text(_RUNNING.format(hint=hint)))
-    return [RunningTask(*row[:8], accepted=row[8] != ExecutionStatus.CLAIMED) for row in rows]
+    return [
+        RunningTask(
+            job_id=row.id,
+            execution_id=row.execution_id,
+            worker_id=row.owner_worker_id,
+            trigger_ts=row.trigger_ts,
+            attempt=row.attempt,
+            timeout_ms=row.timeout_ms,
+            claimed_at=row.claimed_at,
+            started_at=row.started_at,
+            accepted=row.status != ExecutionStatus.CLAIMED,
+        )
+        for row in rows
+    ]
 
 
 _FOR_SENDING: Final = text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -52,6 +53,17 @@ class Database:
             else "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
         )
         """SQL for the database's UTC time in epoch milliseconds, the one clock of all due times."""
+
+    @property
+    def file_is_missing(self) -> bool:
+        """True for a SQLite database whose file is not there; connecting would create it."""
+        return self.is_sqlite and not Path(self.url.database or "").exists()
+
+    def keep_first(self, key: str) -> str:
+        """End an INSERT so that a row whose key is taken changes nothing; `key` is a key column."""
+        if self.is_sqlite:
+            return "ON CONFLICT DO NOTHING"
+        return f"ON DUPLICATE KEY UPDATE {key} = {key}"
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
         """Run `work` in one transaction, commit, and return what it returned.

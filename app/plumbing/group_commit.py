@@ -1,4 +1,4 @@
-"""Group commit: what arrives while a commit is in flight goes into the next one, without a timer."""
+"""Group commit: what arrives while a commit is in flight goes into the next, without a timer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class GroupCommit(Generic[Item, Result]):
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it goes to the one whose it is
             if len(batch) == 1:
                 if not batch[0][1].done():
                     batch[0][1].set_exception(error)

@@ -1,4 +1,4 @@
-"""Calls to workers: the one HTTP seam of the dispatcher, with the internal token and short limits."""
+"""Calls to workers: the dispatcher's one HTTP seam, with the internal token and short limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONNECT_SECONDS: Final = 3.0
 
 
 class NoAnswer(Exception):
-    """The call may or may not have arrived. `connected` tells a silent peer from a failed connection."""
+    """The call may or may not have arrived; `connected` tells a silent peer from a failed one."""
 
     def __init__(self, message: str, *, connected: bool) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Redis clients: one that retries for reads and wake-ups, one that never does for locks and leases."""
+"""Redis clients: one that retries for reads and signals, one that never does for locks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ def patient_redis(url: str) -> Redis:
 
 
 def single_shot_redis(url: str) -> Redis:
-    """Return a client that never sends a command again: a repeated "set if absent" whose first
-    reply was lost would report its own ghost as somebody else's lock."""
+    """Return a client that never sends a command again.
+
+    A repeated "set if absent" whose first reply was lost would report its own ghost as
+    somebody else's lock.
+    """
     return _client(url, retry=Retry(NoBackoff(), 0))
 
 

@@ -147,9 +147,11 @@ class Platform:
     def start(self, workers: int = 1) -> Platform:
         """Start all dispatchers and some workers, and return once a worker is known as UP."""
         for number in range(1, self.dispatchers + 1):
-            self.dispatcher(number)
+            self.dispatcher(number, wait=False)
         for number in range(1, workers + 1):
-            self.worker(f"worker-{number}")
+            self.worker(f"worker-{number}", wait=False)
+        for service in self.services.values():
+            service.wait_ready()
         if workers:
             self.wait_for_workers(workers)
         return self

@@ -50,7 +50,6 @@ class Found:
     """Earliest later due time seen in each queue, epoch ms."""
     priorities: dict[int, set[int]]
     """The priorities in which each queue has waiting tasks."""
-    now_ms: int | None
 
 
 def probe_sql(database: Database, probes: Sequence[Probe]) -> str:
@@ -74,20 +73,18 @@ async def find_due(
     connection: AsyncConnection, database: Database, probes: Sequence[Probe]
 ) -> Found:
     """Read the ranges without locks. Tasks that are not due yet only tell when to look again."""
-    found = Found([], {}, {}, None)
-    now = None
-    for job_id, version, queue_id, priority, due_ms, now_ms in await connection.exec_driver_sql(
-        probe_sql(database, probes)
-    ):
-        now = int(now_ms)
-        found.priorities.setdefault(queue_id, set()).add(priority)
-        if due_ms <= now:
-            found.due.append(Candidate(job_id, version, queue_id, priority, due_ms))
+    found = Found([], {}, {})
+    rows = await connection.exec_driver_sql(probe_sql(database, probes))
+    for row in rows:
+        task = Candidate(row.id, row.version, row.queue_id, row.priority, row.next_trigger_time)
+        found.priorities.setdefault(task.queue_id, set()).add(task.priority)
+        if task.due_ms <= row.now_ms:
+            found.due.append(task)
         else:
-            known = found.next_due_ms.get(queue_id)
-            found.next_due_ms[queue_id] = due_ms if known is None else min(known, due_ms)
+            known = found.next_due_ms.get(task.queue_id, task.due_ms)
+            found.next_due_ms[task.queue_id] = min(known, task.due_ms)
     found.due.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
-    return Found(found.due, found.next_due_ms, found.priorities, now)
+    return found
 
 
 class Assignment(NamedTuple):
@@ -101,7 +98,7 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An execution that this dispatcher owns: committed, and now to be sent. `params` is JSON text."""
+    """A committed execution of this dispatcher, now to be sent. `params` is JSON text."""
 
     job_id: int
     execution_id: str
@@ -256,8 +253,7 @@ async def insert_executions(
     connection: AsyncConnection, database: Database, rows: Sequence[dict[str, Any]]
 ) -> None:
     """Insert rows of `job_log`; one that a lost commit already wrote stays as it is."""
-    keep = "ON CONFLICT DO NOTHING" if database.is_sqlite else "ON DUPLICATE KEY UPDATE id = id"
-    await connection.execute(text(_LOG_INSERT + keep), list(rows))
+    await connection.execute(text(_LOG_INSERT + database.keep_first("id")), list(rows))
 
 
 def claimed_row(row: Any, long_params: dict[tuple[int, str], str], claimed_at: int) -> Claimed:

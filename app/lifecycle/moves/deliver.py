@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -192,13 +192,41 @@ async def note_tries(
             continue
         changes.append(_after_try(row.id, result, now, schedule_seconds))
     if changes:
-        await connection.execute(_NOTE[database.is_sqlite], {"rows": rows_json(changes)})
-    return min((row["next"] for row in changes if row["status"] == _PENDING), default=None)
+        await connection.execute(
+            _NOTE[database.is_sqlite], {"rows": rows_json([change.row() for change in changes])}
+        )
+    return min((change.next_try_at for change in changes if change.is_open), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _AfterTry:
+    """What a try makes of its delivery's row."""
+
+    row_id: int
+    status: DeliveryStatus
+    next_try_at: int
+    result: DeliveryResult
+    now: int
+
+    @property
+    def is_open(self) -> bool:
+        return self.status is DeliveryStatus.PENDING
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "id": self.row_id,
+            "status": int(self.status),
+            "next": self.next_try_at,
+            "code": self.result.status_code,
+            "error": self.result.error,
+            "latency": self.result.latency_ms,
+            "ended": None if self.is_open else self.now,
+        }
 
 
 def _after_try(
     row_id: int, result: DeliveryResult, now: int, schedule_seconds: tuple[float, ...]
-) -> dict[str, int | str | None]:
+) -> _AfterTry:
     pause = next_try_pause_ms(
         schedule_seconds,
         tries=result.try_number,
@@ -211,12 +239,4 @@ def _after_try(
         status = DeliveryStatus.GONE
     else:
         status = DeliveryStatus.EXHAUSTED if pause is None else DeliveryStatus.PENDING
-    return {
-        "id": row_id,
-        "status": int(status),
-        "next": now + (pause or 0),
-        "code": result.status_code,
-        "error": result.error,
-        "latency": result.latency_ms,
-        "ended": None if status is DeliveryStatus.PENDING else now,
-    }
+    return _AfterTry(row_id, status, now + (pause or 0), result, now)

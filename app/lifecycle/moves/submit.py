@@ -70,11 +70,6 @@ _INSERT: Final = (
     f"INSERT INTO job_info ({', '.join(_COLUMNS)}) "
     f"VALUES ({', '.join(':' + name for name in _COLUMNS)}) "
 )
-# No read of the row count: the SELECT by key tells what happened.
-_KEEP_FIRST: Final = {
-    True: "ON CONFLICT (tenant_id, client_request_id) DO NOTHING",
-    False: "ON DUPLICATE KEY UPDATE id = id",
-}
 _SELECT_BY_KEY: Final = text(
     f"SELECT {JOB_COLUMNS} FROM job_info "
     "WHERE tenant_id = :tenant AND client_request_id IN :request_ids"
@@ -88,7 +83,8 @@ async def insert_jobs(
     now = await read_now(connection, database)
     in_key_order = sorted(jobs, key=lambda job: (job.tenant_id, job.client_request_id))
     await connection.execute(
-        text(_INSERT + _KEEP_FIRST[database.is_sqlite]),
+        # No read of the row count: the SELECT by key tells what happened.
+        text(_INSERT + database.keep_first("id")),
         [_job_row(job, now) for job in in_key_order],
     )
     found = await find_by_request(
@@ -159,14 +155,10 @@ async def _insert_extras(
         for name, value in sorted(job.labels.items())
     ]
     if labels:
-        keep = (
-            "ON CONFLICT DO NOTHING"
-            if database.is_sqlite
-            else "ON DUPLICATE KEY UPDATE name = name"
-        )
         await connection.execute(
             text(
-                f"INSERT INTO job_label (job_id, name, value) VALUES (:job_id, :name, :value) {keep}"
+                "INSERT INTO job_label (job_id, name, value) VALUES (:job_id, :name, :value) "
+                + database.keep_first("name")
             ),
             labels,
         )
@@ -177,14 +169,10 @@ async def insert_payloads(
 ) -> None:
     """Insert bodies (`job_id`, `slot`, `body`) that are too long for their row, once."""
     if payloads:
-        keep = (
-            "ON CONFLICT DO NOTHING"
-            if database.is_sqlite
-            else "ON DUPLICATE KEY UPDATE slot = slot"
-        )
         await connection.execute(
             text(
-                f"INSERT INTO job_payload (job_id, slot, body) VALUES (:job_id, :slot, :body) {keep}"
+                "INSERT INTO job_payload (job_id, slot, body) VALUES (:job_id, :slot, :body) "
+                + database.keep_first("slot")
             ),
             list(payloads),
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from tests.integration.worker import handlers_under_test
 from tests.integration.worker.rig import HANDLERS, FakeDispatcher
@@ -24,6 +25,14 @@ from worker.settings import WorkerSettings
 OpenWorker = Callable[..., AbstractAsyncContextManager[Parts]]
 StartWorker = Callable[..., Any]
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """Keep the tracebacks of failing handlers out of the tests' output."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

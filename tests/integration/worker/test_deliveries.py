@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -162,8 +163,8 @@ async def test_held_deliveries_are_in_the_beats_until_their_try_is_on_record(
 async def test_a_host_that_does_not_answer_delays_only_itself(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
 ) -> None:
-    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
+    silent = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    port = silent.getsockname()[1]
     async with open_worker() as parts:
         parts.deliverer.take([make_delivery(f"http://127.0.0.1:{port}/") for _ in range(1000)])
         quick = [make_delivery(hook.url) for _ in range(50)]

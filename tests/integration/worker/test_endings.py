@@ -90,9 +90,7 @@ async def test_a_coroutine_is_cancelled_at_its_timeout(
     open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
     async with open_worker() as parts:
-        outcome = await run_once(
-            parts, dispatcher, "w_wait", {"seconds": 30}, timeout_ms=50
-        )
+        outcome = await run_once(parts, dispatcher, "w_wait", {"seconds": 30}, timeout_ms=50)
         assert not parts.held.live
     assert (outcome.status, outcome.stopping) == (OutcomeStatus.TIMED_OUT, False)
     assert outcome.error is not None

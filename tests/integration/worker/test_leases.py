@@ -16,12 +16,7 @@ from tests.support.wait import until_async
 
 @pytest.fixture(autouse=True)
 def renew_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RENEWAL_DEFAULTS, "renew_seconds", 0.1)
-
-
-from worker.renew import Renewal  # noqa: E402
-
-RENEWAL_DEFAULTS = Renewal.__init__.__kwdefaults__
+    monkeypatch.setattr("worker.renew.RENEW_SECONDS", 0.1)
 
 
 async def test_a_lease_lost_in_a_flush_is_set_again_while_the_run_goes_on(

@@ -128,6 +128,7 @@ async def test_what_gathers_during_one_report_goes_into_the_next(
         await parts.intake.take(make_request(*runs))
         await until_async(lambda: len(dispatcher.outcomes()) == 450)
     sizes = [len(report.outcomes) for report in dispatcher.reports if report.outcomes]
+    print(sizes)
     assert max(sizes) <= 200
     assert len(sizes) < 20
 

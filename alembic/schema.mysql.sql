@@ -1,0 +1,209 @@
+CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL, 
+    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+
+-- Running upgrade  -> 0001
+
+CREATE TABLE callback_delivery (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    delivery_id VARCHAR(36) NOT NULL, 
+    tenant_id INTEGER NOT NULL DEFAULT '0', 
+    job_id BIGINT NOT NULL, 
+    execution_id VARCHAR(36), 
+    event_type VARCHAR(32) NOT NULL, 
+    url VARCHAR(2048) NOT NULL, 
+    body MEDIUMTEXT NOT NULL, 
+    status SMALLINT NOT NULL, 
+    tries INTEGER NOT NULL COMMENT 'begun; the last one may be under way', 
+    owner_worker_id VARCHAR(128), 
+    next_try_at BIGINT NOT NULL COMMENT 'while owned: the lease''s end', 
+    last_status_code INTEGER, 
+    last_error VARCHAR(2000), 
+    last_latency_ms INTEGER, 
+    created_at BIGINT NOT NULL, 
+    ended_at BIGINT, 
+    CONSTRAINT pk_callback_delivery PRIMARY KEY (id), 
+    CONSTRAINT uq_callback_delivery_delivery_id UNIQUE (delivery_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_callback_delivery_due ON callback_delivery (status, next_try_at, id);
+
+CREATE INDEX ix_callback_delivery_job_id ON callback_delivery (job_id);
+
+CREATE TABLE dispatch_term (
+    partition_no SMALLINT NOT NULL, 
+    term BIGINT NOT NULL, 
+    holder VARCHAR(128) NOT NULL, 
+    since BIGINT NOT NULL, 
+    CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE job_info (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    tenant_id INTEGER NOT NULL DEFAULT '0', 
+    client_request_id VARCHAR(128), 
+    request_digest VARCHAR(1024), 
+    submit_token VARCHAR(32), 
+    parent_id BIGINT, 
+    root_id BIGINT, 
+    nominal_time BIGINT, 
+    shard_index INTEGER NOT NULL DEFAULT '0', 
+    shard_total INTEGER NOT NULL DEFAULT '1', 
+    child_key VARCHAR(128) NOT NULL DEFAULT '', 
+    kind SMALLINT NOT NULL, 
+    job_name VARCHAR(128) NOT NULL, 
+    job_handler VARCHAR(128) NOT NULL, 
+    queue_id BIGINT NOT NULL, 
+    partition_no SMALLINT NOT NULL DEFAULT '0', 
+    status SMALLINT NOT NULL, 
+    priority SMALLINT NOT NULL, 
+    next_trigger_time BIGINT, 
+    trigger_ts BIGINT NOT NULL DEFAULT '0', 
+    owner_worker_id VARCHAR(128), 
+    execution_id VARCHAR(36), 
+    stopping_execution_id VARCHAR(36), 
+    claim_token VARCHAR(32), 
+    attempt INTEGER NOT NULL DEFAULT '0', 
+    returned INTEGER NOT NULL DEFAULT '0', 
+    max_retry INTEGER NOT NULL, 
+    retry_interval_ms BIGINT NOT NULL, 
+    retry_backoff VARCHAR(16) NOT NULL, 
+    timeout_ms BIGINT, 
+    callback_url VARCHAR(2048), 
+    params TEXT, 
+    params_in_payload BOOL NOT NULL DEFAULT '0', 
+    error_code VARCHAR(64), 
+    error_message VARCHAR(2000), 
+    cron_expr VARCHAR(128), 
+    cron_dialect VARCHAR(16), 
+    timezone VARCHAR(64), 
+    interval_ms BIGINT, 
+    interval_mode VARCHAR(16), 
+    dst_gap VARCHAR(16), 
+    dst_fold VARCHAR(16), 
+    misfire_policy VARCHAR(16), 
+    catch_up_ms BIGINT, 
+    overlap_policy VARCHAR(16), 
+    jitter_ms BIGINT, 
+    max_fires BIGINT, 
+    fires BIGINT NOT NULL DEFAULT '0', 
+    start_at BIGINT, 
+    end_at BIGINT, 
+    version INTEGER NOT NULL DEFAULT '0', 
+    revision INTEGER NOT NULL DEFAULT '0', 
+    created_at BIGINT NOT NULL, 
+    updated_at BIGINT NOT NULL, 
+    finished_at BIGINT, 
+    CONSTRAINT pk_job_info PRIMARY KEY (id), 
+    CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
+    CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
+    CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
+    CONSTRAINT uq_job_info_parent_id_nominal_time_shard_index_child_key UNIQUE (parent_id, nominal_time, shard_index, child_key), 
+    CONSTRAINT uq_job_info_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_trigger_time, id);
+
+CREATE TABLE job_label (
+    job_id BIGINT NOT NULL, 
+    name VARCHAR(64) NOT NULL, 
+    value VARCHAR(128) NOT NULL, 
+    CONSTRAINT pk_job_label PRIMARY KEY (job_id, name)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
+
+CREATE TABLE job_log (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    execution_id VARCHAR(36) NOT NULL, 
+    job_id BIGINT NOT NULL, 
+    attempt INTEGER NOT NULL, 
+    trigger_ts BIGINT NOT NULL, 
+    worker_id VARCHAR(128) NOT NULL, 
+    term BIGINT NOT NULL, 
+    status SMALLINT NOT NULL, 
+    claimed_at BIGINT NOT NULL, 
+    accepted_at BIGINT, 
+    started_at BIGINT, 
+    finished_at BIGINT, 
+    error_code VARCHAR(64), 
+    error_message VARCHAR(2000), 
+    reason VARCHAR(255) COMMENT 'why the platform, not the handler, ended it', 
+    result TEXT, 
+    result_in_payload BOOL NOT NULL DEFAULT '0', 
+    log_pointer VARCHAR(255), 
+    stale_at BIGINT COMMENT 'a late report came, and changed nothing', 
+    stale_status VARCHAR(16), 
+    CONSTRAINT pk_job_log PRIMARY KEY (id), 
+    CONSTRAINT uq_job_log_execution_id UNIQUE (execution_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
+
+CREATE TABLE job_payload (
+    job_id BIGINT NOT NULL, 
+    slot VARCHAR(36) NOT NULL COMMENT '''params'', or an execution id', 
+    body MEDIUMTEXT NOT NULL, 
+    CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE queue (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    tenant_id INTEGER NOT NULL DEFAULT '0', 
+    job_handler VARCHAR(128) NOT NULL, 
+    requirement VARCHAR(255) NOT NULL DEFAULT '', 
+    partition_no SMALLINT NOT NULL DEFAULT '0', 
+    CONSTRAINT pk_queue PRIMARY KEY (id), 
+    CONSTRAINT ck_queue_job_handler_length CHECK (length(job_handler) <= 128), 
+    CONSTRAINT uq_queue_job_handler_requirement_tenant_id_partition_no UNIQUE (job_handler, requirement, tenant_id, partition_no)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE schedule_skip (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    schedule_id BIGINT NOT NULL, 
+    from_time BIGINT NOT NULL, 
+    to_time BIGINT NOT NULL, 
+    count BIGINT NOT NULL, 
+    reason VARCHAR(32) NOT NULL, 
+    CONSTRAINT pk_schedule_skip PRIMARY KEY (id), 
+    CONSTRAINT uq_schedule_skip_schedule_id_from_time UNIQUE (schedule_id, from_time)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE schema_revision (
+    id SMALLINT NOT NULL, 
+    revision INTEGER NOT NULL, 
+    oldest_code INTEGER NOT NULL COMMENT 'lowest code revision that works', 
+    CONSTRAINT pk_schema_revision PRIMARY KEY (id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE worker_node (
+    id VARCHAR(128) NOT NULL COMMENT 'name#bootId', 
+    name VARCHAR(64) NOT NULL, 
+    boot_id VARCHAR(64) NOT NULL, 
+    url VARCHAR(512) NOT NULL, 
+    version VARCHAR(64) NOT NULL, 
+    state VARCHAR(16) NOT NULL, 
+    handlers MEDIUMTEXT NOT NULL, 
+    labels TEXT NOT NULL, 
+    capacity INTEGER NOT NULL, 
+    weight FLOAT NOT NULL, 
+    delivers BOOL NOT NULL, 
+    load_seq BIGINT NOT NULL, 
+    active INTEGER NOT NULL, 
+    queued INTEGER NOT NULL, 
+    avg_cost_ms FLOAT NOT NULL, 
+    cpu_idle_percent FLOAT NOT NULL, 
+    held MEDIUMTEXT NOT NULL, 
+    beats BIGINT NOT NULL, 
+    first_heartbeat BIGINT NOT NULL, 
+    last_heartbeat BIGINT NOT NULL, 
+    CONSTRAINT pk_worker_node PRIMARY KEY (id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+INSERT INTO dispatch_term (partition_no, term, holder, since) VALUES (0, 0, '', 0);
+
+INSERT INTO schema_revision (id, revision, oldest_code) VALUES (1, 1, 1);
+
+INSERT INTO alembic_version (version_num) VALUES ('0001');
+

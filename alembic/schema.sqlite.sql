@@ -1,0 +1,181 @@
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL, 
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+CREATE TABLE callback_delivery (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	delivery_id VARCHAR(36) NOT NULL, 
+	tenant_id INTEGER DEFAULT '0' NOT NULL, 
+	job_id BIGINT NOT NULL, 
+	execution_id VARCHAR(36), 
+	event_type VARCHAR(32) NOT NULL, 
+	url VARCHAR(2048) NOT NULL, 
+	body TEXT NOT NULL, 
+	status SMALLINT NOT NULL, 
+	tries INTEGER NOT NULL, 
+	owner_worker_id VARCHAR(128), 
+	next_try_at BIGINT NOT NULL, 
+	last_status_code INTEGER, 
+	last_error VARCHAR(2000), 
+	last_latency_ms INTEGER, 
+	created_at BIGINT NOT NULL, 
+	ended_at BIGINT, 
+	CONSTRAINT uq_callback_delivery_delivery_id UNIQUE (delivery_id)
+);
+CREATE TABLE dispatch_term (
+	partition_no SMALLINT NOT NULL, 
+	term BIGINT NOT NULL, 
+	holder VARCHAR(128) NOT NULL, 
+	since BIGINT NOT NULL, 
+	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
+);
+CREATE TABLE job_info (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	tenant_id INTEGER DEFAULT '0' NOT NULL, 
+	client_request_id VARCHAR(128), 
+	request_digest VARCHAR(1024), 
+	submit_token VARCHAR(32), 
+	parent_id BIGINT, 
+	root_id BIGINT, 
+	nominal_time BIGINT, 
+	shard_index INTEGER DEFAULT '0' NOT NULL, 
+	shard_total INTEGER DEFAULT '1' NOT NULL, 
+	child_key VARCHAR(128) DEFAULT '' NOT NULL, 
+	kind SMALLINT NOT NULL, 
+	job_name VARCHAR(128) NOT NULL, 
+	job_handler VARCHAR(128) NOT NULL, 
+	queue_id BIGINT NOT NULL, 
+	partition_no SMALLINT DEFAULT '0' NOT NULL, 
+	status SMALLINT NOT NULL, 
+	priority SMALLINT NOT NULL, 
+	next_trigger_time BIGINT, 
+	trigger_ts BIGINT DEFAULT '0' NOT NULL, 
+	owner_worker_id VARCHAR(128), 
+	execution_id VARCHAR(36), 
+	stopping_execution_id VARCHAR(36), 
+	claim_token VARCHAR(32), 
+	attempt INTEGER DEFAULT '0' NOT NULL, 
+	returned INTEGER DEFAULT '0' NOT NULL, 
+	max_retry INTEGER NOT NULL, 
+	retry_interval_ms BIGINT NOT NULL, 
+	retry_backoff VARCHAR(16) NOT NULL, 
+	timeout_ms BIGINT, 
+	callback_url VARCHAR(2048), 
+	params TEXT, 
+	params_in_payload BOOLEAN DEFAULT '0' NOT NULL, 
+	error_code VARCHAR(64), 
+	error_message VARCHAR(2000), 
+	cron_expr VARCHAR(128), 
+	cron_dialect VARCHAR(16), 
+	timezone VARCHAR(64), 
+	interval_ms BIGINT, 
+	interval_mode VARCHAR(16), 
+	dst_gap VARCHAR(16), 
+	dst_fold VARCHAR(16), 
+	misfire_policy VARCHAR(16), 
+	catch_up_ms BIGINT, 
+	overlap_policy VARCHAR(16), 
+	jitter_ms BIGINT, 
+	max_fires BIGINT, 
+	fires BIGINT DEFAULT '0' NOT NULL, 
+	start_at BIGINT, 
+	end_at BIGINT, 
+	version INTEGER DEFAULT '0' NOT NULL, 
+	revision INTEGER DEFAULT '0' NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	updated_at BIGINT NOT NULL, 
+	finished_at BIGINT, 
+	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
+	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
+	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
+	CONSTRAINT uq_job_info_parent_id_nominal_time_shard_index_child_key UNIQUE (parent_id, nominal_time, shard_index, child_key), 
+	CONSTRAINT uq_job_info_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
+);
+CREATE TABLE job_label (
+	job_id BIGINT NOT NULL, 
+	name VARCHAR(64) NOT NULL, 
+	value VARCHAR(128) NOT NULL, 
+	CONSTRAINT pk_job_label PRIMARY KEY (job_id, name)
+);
+CREATE TABLE job_log (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	execution_id VARCHAR(36) NOT NULL, 
+	job_id BIGINT NOT NULL, 
+	attempt INTEGER NOT NULL, 
+	trigger_ts BIGINT NOT NULL, 
+	worker_id VARCHAR(128) NOT NULL, 
+	term BIGINT NOT NULL, 
+	status SMALLINT NOT NULL, 
+	claimed_at BIGINT NOT NULL, 
+	accepted_at BIGINT, 
+	started_at BIGINT, 
+	finished_at BIGINT, 
+	error_code VARCHAR(64), 
+	error_message VARCHAR(2000), 
+	reason VARCHAR(255), 
+	result TEXT, 
+	result_in_payload BOOLEAN DEFAULT '0' NOT NULL, 
+	log_pointer VARCHAR(255), 
+	stale_at BIGINT, 
+	stale_status VARCHAR(16), 
+	CONSTRAINT uq_job_log_execution_id UNIQUE (execution_id)
+);
+CREATE TABLE job_payload (
+	job_id BIGINT NOT NULL, 
+	slot VARCHAR(36) NOT NULL, 
+	body TEXT NOT NULL, 
+	CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
+);
+CREATE TABLE queue (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	tenant_id INTEGER DEFAULT '0' NOT NULL, 
+	job_handler VARCHAR(128) NOT NULL, 
+	requirement VARCHAR(255) DEFAULT '' NOT NULL, 
+	partition_no SMALLINT DEFAULT '0' NOT NULL, 
+	CONSTRAINT ck_queue_job_handler_length CHECK (length(job_handler) <= 128), 
+	CONSTRAINT uq_queue_job_handler_requirement_tenant_id_partition_no UNIQUE (job_handler, requirement, tenant_id, partition_no)
+);
+CREATE TABLE schedule_skip (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	schedule_id BIGINT NOT NULL, 
+	from_time BIGINT NOT NULL, 
+	to_time BIGINT NOT NULL, 
+	count BIGINT NOT NULL, 
+	reason VARCHAR(32) NOT NULL, 
+	CONSTRAINT uq_schedule_skip_schedule_id_from_time UNIQUE (schedule_id, from_time)
+);
+CREATE TABLE schema_revision (
+	id SMALLINT NOT NULL, 
+	revision INTEGER NOT NULL, 
+	oldest_code INTEGER NOT NULL, 
+	CONSTRAINT pk_schema_revision PRIMARY KEY (id)
+);
+CREATE TABLE sqlite_sequence(name,seq);
+CREATE TABLE worker_node (
+	id VARCHAR(128) NOT NULL, 
+	name VARCHAR(64) NOT NULL, 
+	boot_id VARCHAR(64) NOT NULL, 
+	url VARCHAR(512) NOT NULL, 
+	version VARCHAR(64) NOT NULL, 
+	state VARCHAR(16) NOT NULL, 
+	handlers TEXT NOT NULL, 
+	labels TEXT NOT NULL, 
+	capacity INTEGER NOT NULL, 
+	weight FLOAT NOT NULL, 
+	delivers BOOLEAN NOT NULL, 
+	load_seq BIGINT NOT NULL, 
+	active INTEGER NOT NULL, 
+	queued INTEGER NOT NULL, 
+	avg_cost_ms FLOAT NOT NULL, 
+	cpu_idle_percent FLOAT NOT NULL, 
+	held TEXT NOT NULL, 
+	beats BIGINT NOT NULL, 
+	first_heartbeat BIGINT NOT NULL, 
+	last_heartbeat BIGINT NOT NULL, 
+	CONSTRAINT pk_worker_node PRIMARY KEY (id)
+);
+CREATE INDEX ix_callback_delivery_due ON callback_delivery (status, next_try_at, id);
+CREATE INDEX ix_callback_delivery_job_id ON callback_delivery (job_id);
+CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_trigger_time, id);
+CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
+CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
