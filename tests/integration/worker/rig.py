@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -37,6 +38,7 @@ class FakeDispatcher:
         self.deliveries: list[dict[str, Any]] = []
         self.status_of: Callable[[ReportsRequest], int] = lambda _: 200
         self.acknowledges: Callable[[str], bool] = lambda _: True
+        self.gate: asyncio.Event | None = None
         self.refused: list[ReportsRequest] = []
         self._runner: web.AppRunner | None = None
 
@@ -87,6 +89,8 @@ class FakeDispatcher:
     async def _report(self, request: web.Request) -> web.Response:
         body = await request.read()
         report = ReportsRequest.model_validate_json(body)
+        if self.gate is not None:
+            await self.gate.wait()
         status = 503 if self.silent else self.status_of(report)
         if status != 200:
             self.refused.append(report)

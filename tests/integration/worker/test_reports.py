@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 
@@ -123,14 +124,17 @@ async def test_outcomes_are_reported_while_redis_is_gone_and_stored_when_it_is_b
 async def test_what_gathers_during_one_report_goes_into_the_next(
     open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
+    dispatcher.gate = asyncio.Event()
+    first = make_run("echo", -1)
     async with open_worker(worker_capacity=500) as parts:
-        runs = [make_run("echo", number) for number in range(450)]
-        await parts.intake.take(make_request(*runs))
-        await until_async(lambda: len(dispatcher.outcomes()) == 450)
-    sizes = [len(report.outcomes) for report in dispatcher.reports if report.outcomes]
-    print(sizes)
-    assert max(sizes) <= 200
-    assert len(sizes) < 20
+        await parts.intake.take(make_request(first))
+        await until_async(lambda: parts.reporter._in_flight == 1)
+        await parts.intake.take(make_request(*(make_run("echo", number) for number in range(450))))
+        await until_async(lambda: len(parts.held.unacknowledged) == 451)
+        dispatcher.gate.set()
+        await until_async(lambda: len(dispatcher.outcomes()) == 451)
+    sizes = [len(report.outcomes) for report in dispatcher.reports]
+    assert sizes == [1, 200, 200, 50]
 
 
 async def test_a_slot_is_free_in_the_report_of_its_run(

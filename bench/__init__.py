@@ -1,0 +1,1 @@
+"""Measurements; nothing imports them, and they print what they measured."""

@@ -1,0 +1,146 @@
+"""The worker's HTTP interface: who may call it, what it refuses and how it says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from oncue.protocol import MAX_INTERNAL_BODY_BYTES
+from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.rig import FakeDispatcher, make_request, make_run, to_json
+from tests.support.redis import PrivateValkey
+from tests.support.wait import until_async
+from worker.main import create_app
+from worker.settings import WorkerSettings
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def client(settings: Callable[..., WorkerSettings]) -> Open:
+    @asynccontextmanager
+    async def opened(**changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(settings(**changes))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://worker") as found:
+                yield found
+
+    return opened
+
+
+def code_of(answer: httpx.Response) -> str:
+    assert answer.headers["content-type"] == "application/problem+json"
+    fields = answer.json()
+    assert {"type", "title", "status", "code", "detail"} <= set(fields)
+    assert fields["status"] == answer.status_code
+    return str(fields["code"])
+
+
+async def test_every_token_of_the_list_opens_and_nothing_else_does(client: Open) -> None:
+    body = to_json(make_request())
+    async with client(internal_token="new-token,old-token") as worker:
+        for path in ("/run", "/cancel", "/deliver", "/drain"):
+            for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "new-token"}):
+                answer = await worker.post(path, json=body, headers=header)
+                assert (answer.status_code, code_of(answer)) == (401, "unauthorized")
+        for token in ("new-token", "old-token"):
+            header = {"authorization": f"Bearer {token}"}
+            assert (await worker.post("/run", json=body, headers=header)).status_code == 200
+        for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"):
+            assert (await worker.get(path)).status_code in (200, 503)
+
+
+async def test_the_first_token_is_sent_to_dispatchers(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    async with open_worker(internal_token="first,second") as parts:
+        assert parts.beats._sender._headers["authorization"] == "Bearer first"
+
+
+async def test_refusals_are_problems_with_a_code(client: Open) -> None:
+    async with client() as worker:
+        await worker.post("/run", json=to_json(make_request(term=5)))
+        found = {
+            code_of(answer)
+            for answer in (
+                await worker.get("/nowhere"),
+                await worker.get("/run"),
+                await worker.post("/run", json={"term": 1}),
+                await worker.post("/run", content=b"{", headers={"content-type": "text/plain"}),
+                await worker.post("/run", json=to_json(make_request(term=4))),
+            )
+        }
+    assert found == {"not_found", "method_not_allowed", "invalid_request", "stale_term"}
+
+
+async def test_a_body_over_the_limit_is_refused_declared_or_not(client: Open) -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(9):
+            yield b"x" * 1024 * 1024
+
+    async with client() as worker:
+        declared = await worker.post("/run", content=b"x" * (MAX_INTERNAL_BODY_BYTES + 1))
+        streamed = await worker.post("/run", content=stream())
+    assert code_of(declared) == code_of(streamed) == "body_too_large"
+
+
+async def test_no_lease_is_a_503_that_says_when_to_come_back(
+    client: Open, valkey: PrivateValkey
+) -> None:
+    async with client() as worker:
+        valkey.kill()
+        answer = await worker.post("/run", json=to_json(make_request(make_run("echo"))))
+    assert (answer.status_code, code_of(answer)) == (503, "lease_unavailable")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_readiness_names_what_is_missing(
+    client: Open, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    async with client() as worker:
+
+        async def is_ready() -> bool:
+            return (await worker.get("/readyz")).status_code == 200
+
+        await until_async(is_ready)
+        valkey.kill()
+        answer = await worker.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["missing"] == ["redis"]
+    dispatcher.silent = True
+    async with client(builtin_handlers=False) as worker:
+        assert "dispatcher" in (await worker.get("/readyz")).json()["missing"]
+
+
+async def test_health_is_the_boot_id_of_the_beats(client: Open, dispatcher: FakeDispatcher) -> None:
+    async with client() as worker:
+        await until_async(lambda: dispatcher.beats)
+        health = (await worker.get("/healthz")).json()
+    assert health["bootId"] == dispatcher.beats[0].boot_id
+    assert health["workerId"] == dispatcher.beats[0].worker_id
+
+
+async def test_metrics_count_runs_by_handler_and_status(
+    client: Open, dispatcher: FakeDispatcher
+) -> None:
+    run = make_run("echo")
+    async with client() as worker:
+        await worker.post("/run", json=to_json(make_request(run)))
+        await until_async(lambda: dispatcher.outcome(run.execution_id))
+        text = (await worker.get("/metrics")).text
+    assert 'oncue_worker_runs_total{handler="echo",status="succeeded"} 1.0' in text
+    for name in ("active", "queued", "capacity", "reports_unacknowledged"):
+        assert f"oncue_worker_{name} " in text
+
+
+async def test_the_docs_page_needs_nothing_from_elsewhere(client: Open) -> None:
+    async with client() as worker:
+        page = (await worker.get("/docs")).text
+        assert "https://" not in page
+        script = page.split('<script src="')[1].split('"')[0]
+        assert (await worker.get(script)).status_code == 200
