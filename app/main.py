@@ -37,8 +37,8 @@ from app.jobs.routes import job_routes
 from app.jobs.submit import Submitter
 from app.jobs.wait import Waiters
 from app.lifecycle.reads import count_due
+from app.lifecycle.schema import check_schema
 from app.lifecycle.term import TermRowMissing, read_term
-from app.migrate import check_schema
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.settings import Settings

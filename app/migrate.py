@@ -1,4 +1,4 @@
-"""The schema: bring it up to date, and tell whether this code may work with what is there."""
+"""Migrations: bring the schema up to date."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.tables import SCHEMA_REVISION
-from app.plumbing.database import Database
 
 SCRIPTS = Path(__file__).parent.parent / "alembic"
 LOCK_NAME = "oncue-migrate"
 LOCK_SECONDS = 60
-
-
-class SchemaMismatch(Exception):
-    """This code must not work with the database's schema; the message has the command to run."""
 
 
 class MigrationBusy(Exception):
@@ -63,43 +56,6 @@ def offline_sql(dialect: str) -> str:
     return output.getvalue()
 
 
-async def check_schema(database: Database) -> None:
-    """Return if the schema is this code's own or a later one that still accepts it.
-
-    Raises:
-        SchemaMismatch: it is missing, older, or too new.
-        DatabaseUnavailable: the database did not answer.
-    """
-    if database.file_is_missing:
-        raise SchemaMismatch(f"there is no database {database.url.database}: run `oncue migrate`")
-
-    async def ask(connection: AsyncConnection) -> tuple[int, int] | None:
-        try:
-            row = (
-                await connection.execute(text("SELECT revision, oldest_code FROM schema_revision"))
-            ).one_or_none()
-        except DBAPIError as error:
-            if _table_is_missing(error):
-                return None
-            raise
-        return None if row is None else (row[0], row[1])
-
-    found = await database.read(ask)
-    if found is None:
-        raise SchemaMismatch("the database has no Oncue schema: run `oncue migrate`")
-    revision, oldest_code = found
-    if revision < SCHEMA_REVISION:
-        raise SchemaMismatch(
-            f"the database has schema revision {revision}, this version needs "
-            f"{SCHEMA_REVISION}: run `oncue migrate`"
-        )
-    if oldest_code > SCHEMA_REVISION:
-        raise SchemaMismatch(
-            f"the database has schema revision {revision}, which this version (for "
-            f"{SCHEMA_REVISION}) is too old for: upgrade this process"
-        )
-
-
 def _config(output: io.StringIO | None = None) -> Config:
     config = Config(stdout=io.StringIO(), output_buffer=output)
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
@@ -135,8 +91,3 @@ def _exclusive(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": name})
-
-
-def _table_is_missing(error: DBAPIError) -> bool:
-    arguments = getattr(error.orig, "args", ())
-    return "no such table" in str(error.orig) or bool(arguments and arguments[0] == 1146)

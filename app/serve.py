@@ -12,8 +12,8 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError
 
 from app.access.keys import BadKeys
+from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching
-from app.migrate import SchemaMismatch, check_schema
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.settings import Settings
 
