@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oncue.protocol import (
@@ -21,8 +22,8 @@ from worker.problems import problem
 GUARDED_PATHS: Final = frozenset({RUN_PATH, CANCEL_PATH, DELIVER_PATH, DRAIN_PATH})
 
 
-class _BodyTooLarge(Exception):
-    """More bytes came than are allowed."""
+TOO_LARGE: Final = f"a body may have {MAX_INTERNAL_BODY_BYTES} bytes"
+CLOSE: Final = {"connection": "close"}
 
 
 class Guard:
@@ -47,7 +48,7 @@ class Guard:
             await response(scope, receive, send)
             return
         if _declared_length(headers) > MAX_INTERNAL_BODY_BYTES:
-            await _refuse_body(scope, receive, send)
+            await problem(413, TOO_LARGE, headers=CLOSE)(scope, receive, send)
             return
         await self._pass_bounded(scope, receive, send)
 
@@ -62,33 +63,19 @@ class Guard:
 
     async def _pass_bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         left = MAX_INTERNAL_BODY_BYTES
-        started = False
 
         async def receive_bounded() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise _BodyTooLarge
+                # FastAPI passes on this kind of error only; problems.py makes the answer.
+                raise HTTPException(413, TOO_LARGE, headers=CLOSE)
             return message
 
-        async def send_noting(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive_bounded, send_noting)
-        except _BodyTooLarge:
-            if not started:
-                await _refuse_body(scope, receive, send)
+        await self._app(scope, receive_bounded, send)
 
 
 def _declared_length(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b"content-length", b"0")
     return int(text) if text.isdigit() else 0
-
-
-async def _refuse_body(scope: Scope, receive: Receive, send: Send) -> None:
-    detail = f"a body may have {MAX_INTERNAL_BODY_BYTES} bytes"
-    await problem(413, detail, headers={"connection": "close"})(scope, receive, send)

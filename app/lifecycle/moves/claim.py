@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
-from app.lifecycle.reads import read_now, read_payloads
+from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
 from app.plumbing.database import Database
 
@@ -118,10 +118,16 @@ class Claimed:
     claimed_at: int
 
 
-_SKIP_LOCKED: Final = text(
-    "SELECT id FROM job_info FORCE INDEX (PRIMARY) "
-    f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id FOR UPDATE SKIP LOCKED"
-).bindparams(bindparam("ids", expanding=True))
+def _free_sql(database: Database) -> TextClause:
+    """SQLite's write lock covers all rows; elsewhere rows that others hold are skipped."""
+    hint, lock = ("", "") if database.is_sqlite else _LOCKING
+    return text(
+        f"SELECT id, {database.now_ms} AS now_ms FROM job_info {hint}"
+        f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id{lock}"
+    ).bindparams(bindparam("ids", expanding=True))
+
+
+_LOCKING: Final = ("FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED")
 
 _ASSIGNMENT_COLUMNS: Final = {
     "id": "BIGINT",
@@ -164,7 +170,7 @@ _READ_BACK: Final = {
         _own(
             "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, "
             "job_handler, client_request_id, timeout_ms, shard_index, shard_total, queue_id, "
-            "next_trigger_time, params, params_in_payload",
+            "next_trigger_time, params, params_in_payload, updated_at",
             sqlite=sqlite,
         )
     ).bindparams(bindparam("ids", expanding=True))
@@ -190,11 +196,8 @@ async def claim(
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
     same token: what an earlier, unacknowledged commit won is returned again.
     """
-    now = await read_now(connection, database)
     rows = {row.job_id: row for row in sorted(assignments)}
-    free = list(rows)
-    if not database.is_sqlite:
-        free = [row[0] for row in await connection.execute(_SKIP_LOCKED, {"ids": free})]
+    free = (await connection.execute(_free_sql(database), {"ids": list(rows)})).all()
     if free:
         await connection.execute(
             _CLAIM[database.is_sqlite],
@@ -207,12 +210,12 @@ async def claim(
                             "worker": rows[job_id].worker_id,
                             "execution": rows[job_id].execution_id,
                         }
-                        for job_id in free
+                        for job_id, _ in free
                     ]
                 ),
                 "token": token,
                 "term": term,
-                "now": now,
+                "now": free[0].now_ms,
             },
         )
     own = (
@@ -238,7 +241,7 @@ async def claim(
                 "worker_id": row["owner_worker_id"],
                 "term": term,
                 "status": int(ExecutionStatus.CLAIMED),
-                "claimed_at": now,
+                "claimed_at": row["updated_at"],
             }
             for row in own
         ],
@@ -246,7 +249,7 @@ async def claim(
     long = await read_payloads(
         connection, [(row["id"], "params") for row in own if row["params_in_payload"]]
     )
-    return [claimed_row(row, long, now) for row in own]
+    return [claimed_row(row, long, row["updated_at"]) for row in own]
 
 
 async def insert_executions(

@@ -15,13 +15,12 @@ from enum import Enum
 from typing import Any, Final, assert_never
 
 import uuid_utils
-from sqlalchemy import RowMapping, bindparam, text
+from sqlalchemy import RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
 from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback
 from app.lifecycle.moves.submit import insert_payloads
-from app.lifecycle.reads import read_now
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
 from app.lifecycle.states import (
     OPEN_EXECUTIONS,
@@ -111,17 +110,21 @@ class _Changes:
 
 _RUNNING: Final = in_list(sources("succeed", JobKind.TASK))
 _JOBS: Final = (
-    "SELECT id, tenant_id, client_request_id, parent_id, kind, job_name, job_handler, queue_id, "
+    "SELECT {now} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, job_name, "
+    "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
     "retry_interval_ms, retry_backoff, callback_url, next_trigger_time FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )
-_LOCK_JOBS: Final = {
-    True: text(_JOBS.format(hint="", lock="")).bindparams(bindparam("ids", expanding=True)),
-    False: text(_JOBS.format(hint="FORCE INDEX (PRIMARY)", lock="FOR UPDATE")).bindparams(
+
+
+def _lock_jobs(database: Database) -> TextClause:
+    hint, lock = ("", "") if database.is_sqlite else ("FORCE INDEX (PRIMARY)", "FOR UPDATE")
+    return text(_JOBS.format(now=database.now_ms, hint=hint, lock=lock)).bindparams(
         bindparam("ids", expanding=True)
-    ),
-}
+    )
+
+
 _LOGS: Final = text(
     "SELECT id, execution_id, job_id, status, worker_id, claimed_at, accepted_at, started_at, "
     "result IS NOT NULL OR result_in_payload AS has_result FROM job_log "
@@ -214,15 +217,13 @@ async def settle(
     """
     if not endings:
         return []
-    now = await read_now(connection, database)
-    jobs = {
-        row["id"]: row
-        for row in (
-            await connection.execute(
-                _LOCK_JOBS[database.is_sqlite], {"ids": sorted({e.job_id for e in endings})}
-            )
-        ).mappings()
-    }
+    locked = await connection.execute(
+        _lock_jobs(database), {"ids": sorted({e.job_id for e in endings})}
+    )
+    jobs = {row["id"]: row for row in locked.mappings()}
+    if not jobs:
+        return [Settlement(Settled.UNKNOWN, ending.job_id) for ending in endings]
+    now = int(next(iter(jobs.values()))["now_ms"])
     logs = {
         row["execution_id"]: row
         for row in (

@@ -215,8 +215,14 @@ async def running_job(database: Database, **fields: Any) -> Claimed:
 
 def ending(run: Claimed, status: ExecutionStatus, **fields: Any) -> Ending:
     """Say that a run ended, as its worker would report it."""
-    given: dict[str, Any] = {"deliver_by": run.worker_id, **fields}
-    return Ending(run.execution_id, run.job_id, status, **given)
+    given: dict[str, Any] = {
+        "execution_id": run.execution_id,
+        "job_id": run.job_id,
+        "status": status,
+        "deliver_by": run.worker_id,
+        **fields,
+    }
+    return Ending(**given)
 
 
 async def settled(database: Database, *endings: Ending) -> list[Settlement]:
