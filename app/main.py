@@ -36,7 +36,7 @@ from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
 from app.jobs.submit import Submitter
 from app.jobs.wait import Waiters
-from app.lifecycle.reads import count_due
+from app.lifecycle.reads import count_tasks
 from app.lifecycle.schema import check_schema
 from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseUnavailable
@@ -47,7 +47,7 @@ from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 log = structlog.get_logger(__name__)
 
 CLOCK_SECONDS: Final = 5.0
-COUNT_LIMIT: Final = 100_000
+COUNT_LIMIT: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -231,11 +231,11 @@ async def _render_metrics(parts: Parts) -> bytes:
     with suppress(DatabaseUnavailable):
         # Without the database the last counts stand; the other metrics are still served.
         counts = await parts.ground.database.read(
-            lambda connection: count_due(connection, parts.ground.database, limit=COUNT_LIMIT)
+            lambda connection: count_tasks(connection, parts.ground.database, limit=COUNT_LIMIT)
         )
-        metrics.waiting.set(counts["waiting"])
-        metrics.running.set(counts["running"])
-        metrics.due.set(counts["due"])
+        metrics.waiting.set(counts.waiting)
+        metrics.running.set(counts.running)
+        metrics.due.set(counts.due)
     return metrics.render()
 
 

@@ -33,9 +33,17 @@ class Metrics:
         self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
         self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
         self.in_flight = Gauge("oncue_runs_unanswered", "Runs sent, not answered", registry=r)
-        self.running = Gauge("oncue_tasks_running", "Tasks running", registry=r)
-        self.waiting = Gauge("oncue_tasks_waiting", "Tasks waiting", registry=r)
-        self.due = Gauge("oncue_tasks_due", "Waiting tasks whose time has come", registry=r)
+        self.running = Gauge(
+            "oncue_tasks_running", "Tasks running, counted up to 10,000", registry=r
+        )
+        self.waiting = Gauge(
+            "oncue_tasks_waiting", "Tasks waiting, counted up to 10,000", registry=r
+        )
+        self.due = Gauge(
+            "oncue_tasks_due",
+            "Waiting tasks whose time has come, up to 10,000 a queue and priority",
+            registry=r,
+        )
         self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)
         self.long_polls = Gauge("oncue_long_polls", "Callers who wait", registry=r)
         self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)

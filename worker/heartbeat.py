@@ -131,7 +131,7 @@ def _connection_to(url: str) -> http.client.HTTPConnection:
 class Beats(threading.Thread):
     """Tells dispatchers every 5 s, and at once after a change, what this worker is and holds."""
 
-    def __init__(  # noqa: PLR0913 (a part names all that it is wired to)
+    def __init__(
         self,
         identity: Identity,
         sender: BeatSender,

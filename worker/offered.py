@@ -33,7 +33,7 @@ def import_handlers(modules: Sequence[str]) -> None:
                 raise
             raise HandlersNotLoaded(
                 f"the handlers of {module!r} cannot be imported: "
-                f"{type(error).__name__}: {error}{_place_of(error)}"
+                f"{type(error).__name__}: {' '.join(str(error).split())}{_place_of(error)}"
             ) from error
 
 

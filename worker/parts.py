@@ -33,6 +33,7 @@ from worker.renew import Renewal
 from worker.report import Reporter
 from worker.run import Intake
 from worker.settings import WorkerSettings
+from worker.store import OutcomeStore
 from worker.verdict import Verdict
 
 LAST_BEAT_SECONDS: Final = 1.0
@@ -58,6 +59,7 @@ class Parts:
     executor: Executor
     intake: Intake
     reporter: Reporter
+    store: OutcomeStore
     deliverer: Deliverer
     beats: Beats
 
@@ -77,7 +79,8 @@ class Parts:
         duration_ms = max(0, now - execution.accepted_at)
         self.cost.add(duration_ms, time.monotonic())
         self.metrics.count_run(execution.run.job_handler, verdict.status, duration_ms / 1000)
-        self.reporter.add_outcome(execution, outcome)
+        self.reporter.expect(execution)
+        self.store.add(execution)
 
     def release_run(self, execution: Execution) -> None:
         """Free the slot of a run that was reported as stopping and has now ended."""
@@ -148,8 +151,8 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         capacity=settings.worker_capacity,
         clock=clock,
         modules=settings.handlers,
-        ended=lambda *ending: parts.end_run(*ending),  # noqa: PLW0108 (parts come later)
-        gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
+        ended=lambda *ending: parts.end_run(*ending),
+        gone=lambda execution: parts.release_run(execution),
     )
     deliverer = Deliverer(egress, secret, tried=tried)
     reporter = Reporter(
@@ -161,6 +164,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         deliver=deliverer.take,
         try_reported=deliverer.acknowledged,
     )
+    store = OutcomeStore(leases, held, stored=reporter.add_outcome)
     intake = Intake(
         worker_id=identity.worker_id,
         boot_id=identity.boot_id,
@@ -204,6 +208,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         executor=executor,
         intake=intake,
         reporter=reporter,
+        store=store,
         deliverer=deliverer,
         beats=beats,
     )
@@ -214,6 +219,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         kill_children=parts.kill_children,
     )
     _watch_numbers(parts)
+    store.start()
     reporter.start()
     for thread in (renewal, watchdog, beats):
         thread.start()
@@ -230,6 +236,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(executor.wait_over(), LAST_RUNS_SECONDS)
         await deliverer.close()
+        await store.close()
         await reporter.close()
         executor.close()
         await asyncio.to_thread(renewal.join, 1.0)

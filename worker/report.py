@@ -17,7 +17,7 @@ import structlog
 from pydantic import ValidationError
 
 from oncue.protocol import PROTOCOL_VERSION, REPORTS_PATH, Delivery, DeliveryResult, ReportsResponse
-from worker.clock import DatabaseClock, boot_seconds
+from worker.clock import DatabaseClock
 from worker.dispatchers import Dispatchers, NoDispatcher
 from worker.held import Execution, Held
 from worker.lease import Leases, LeaseUnavailable
@@ -28,8 +28,6 @@ MOST_ITEMS: Final = 200
 MOST_BYTES: Final = 2 * 1024 * 1024
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LONGEST_BACKOFF_SECONDS: Final = 2.0
-STORE_AGAIN_SECONDS: Final = 120.0
-"""An outcome that nobody acknowledges is stored again long before its tombstone would expire."""
 ABOUT_THE_CONTENT: Final = frozenset({400, 413, 422})
 """Answers that one item of a batch has caused: the batch is split to find it."""
 PATIENCE: Final = 3
@@ -109,9 +107,9 @@ class Reporter:
         self._try_reported = try_reported
         self._queue: deque[Item] = deque()
         self._waiting: dict[Item, asyncio.TimerHandle] = {}
-        self._outcomes: dict[str, OutcomeItem] = {}
+        self._outcomes: dict[str, Execution] = {}
+        self._others: set[Item] = set()
         self._lingering: set[str] = set()
-        self._in_flight = 0
         self._failures = 0
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
@@ -131,33 +129,36 @@ class Reporter:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
 
-    def add_outcome(self, execution: Execution, outcome: EncodedOutcome) -> None:
+    def expect(self, execution: Execution) -> None:
+        """Count a run's outcome as unreported; `add_outcome` follows when it has been stored."""
+        self._outcomes[execution.id] = execution
+        self._empty.clear()
+
+    def add_outcome(self, execution: Execution) -> None:
         """Report how a run ended."""
-        item = OutcomeItem(execution, outcome)
-        self._outcomes[execution.id] = item
-        self._put(item)
+        if execution.outcome is not None and execution.id in self._outcomes:
+            self._put(OutcomeItem(execution, execution.outcome))
 
     def add_stopped(self, execution: Execution) -> None:
         """Report that a stopping run has ended, once its outcome is acknowledged."""
         if execution.acknowledged:
-            self._put(StoppedItem(execution.id))
+            self._put_other(StoppedItem(execution.id))
         else:
             self._lingering.add(execution.id)
 
     def add_try(self, result: DeliveryResult) -> None:
         """Report one try of a callback."""
-        self._put(TryItem(result, result.model_dump_json(by_alias=True).encode()))
+        self._put_other(TryItem(result, result.model_dump_json(by_alias=True).encode()))
 
     def forget(self, execution_id: str) -> None:
         """Drop an outcome that no dispatcher wants any more."""
-        if execution_id in self._outcomes:
-            self._acknowledge_outcome(execution_id)
-            self._note_empty()
+        self._acknowledge_outcome(execution_id)
+        self._note_empty()
 
     @property
     def backlog(self) -> int:
-        """How many items are not acknowledged."""
-        return len(self._queue) + len(self._waiting) + self._in_flight
+        """How many outcomes, ended threads and tries are not acknowledged."""
+        return len(self._outcomes) + len(self._others)
 
     async def wait_empty(self) -> None:
         """Return when everything is acknowledged."""
@@ -165,8 +166,12 @@ class Reporter:
 
     def _put(self, item: Item) -> None:
         self._queue.append(item)
-        self._empty.clear()
         self._work.set()
+
+    def _put_other(self, item: StoppedItem | TryItem) -> None:
+        self._others.add(item)
+        self._empty.clear()
+        self._put(item)
 
     async def _run(self) -> None:
         while True:
@@ -174,7 +179,6 @@ class Reporter:
             self._work.clear()
             while self._queue:
                 batch = self._next_batch()
-                self._in_flight = len(batch)
                 try:
                     await self._report(batch)
                 except NoDispatcher as error:
@@ -183,8 +187,6 @@ class Reporter:
                     # The loop must outlive any surprise: without it no outcome would be told.
                     log.exception("a report failed")
                     await self._back_off(batch, type(error).__name__)
-                finally:
-                    self._in_flight = 0
                 self._note_empty()
 
     def _note_empty(self) -> None:
@@ -213,7 +215,6 @@ class Reporter:
         batch = [item for item in batch if self._is_open(item)]
         if not batch:
             return
-        await self._store(batch)
         reply = await self._dispatchers.post(REPORTS_PATH, self._encode(batch))
         if reply.status == 200:
             try:
@@ -267,34 +268,11 @@ class Reporter:
         )
         item.replaced = True
         execution.outcome = item.outcome
-        execution.stored_at = None
 
     def _replace_try(self, item: TryItem) -> None:
         item.result = item.result.model_copy(update={"error": "not storable"})
         item.wire = item.result.model_dump_json(by_alias=True).encode()
         item.replaced = True
-
-    async def _store(self, batch: list[Item]) -> None:
-        """Put outcomes under their run keys before anybody is told; without Redis, go on."""
-        now = boot_seconds()
-        fresh = [
-            item.execution
-            for item in batch
-            if isinstance(item, OutcomeItem)
-            and (
-                item.execution.stored_at is None
-                or now - item.execution.stored_at > STORE_AGAIN_SECONDS
-            )
-        ]
-        if not fresh:
-            return
-        try:
-            await self._leases.store(fresh)
-        except LeaseUnavailable as error:
-            log.warning("outcomes are reported without a copy in Redis", reason=str(error))
-            return
-        for execution in fresh:
-            execution.stored_at = now
 
     def _encode(self, batch: list[Item]) -> bytes:
         return orjson.dumps(
@@ -324,13 +302,16 @@ class Reporter:
                 if item.execution.id not in outcomes:
                     self._later(item)
                     continue
-                if item.outcome.small is not item.outcome.wire and item.execution.stored_at:
+                if item.replaced or item.outcome.small is not item.outcome.wire:
                     shrinkable.append(item.execution)
                 self._acknowledge_outcome(item.execution.id)
             elif isinstance(item, StoppedItem):
-                if item.execution_id not in stopped:
+                if item.execution_id in stopped:
+                    self._others.discard(item)
+                else:
                     self._later(item)
             elif item.result.delivery_id in tries:
+                self._others.discard(item)
                 self._try_reported(item.result)
             else:
                 self._later(item)
@@ -340,16 +321,13 @@ class Reporter:
             await self._shrink(shrinkable)
 
     def _acknowledge_outcome(self, execution_id: str) -> None:
-        item = self._outcomes.pop(execution_id, None)
-        if item is None:
+        execution = self._outcomes.pop(execution_id, None)
+        if execution is None:
             return
-        timer = self._waiting.pop(item, None)
-        if timer is not None:
-            timer.cancel()
-        self._held.acknowledge(item.execution)
+        self._held.acknowledge(execution)
         if execution_id in self._lingering:
             self._lingering.discard(execution_id)
-            self._put(StoppedItem(execution_id))
+            self._put_other(StoppedItem(execution_id))
 
     async def _shrink(self, executions: list[Execution]) -> None:
         """Leave only small tombstones of what the database has."""
@@ -359,7 +337,9 @@ class Reporter:
             log.info("acknowledged outcomes stay under their keys until they expire")
 
     def _is_open(self, item: Item) -> bool:
-        return not isinstance(item, OutcomeItem) or item.execution.id in self._outcomes
+        if isinstance(item, OutcomeItem):
+            return item.execution.id in self._outcomes
+        return item in self._others
 
     def _later(self, item: Item) -> None:
         """Repeat one item after a while, so that the others go on meanwhile."""

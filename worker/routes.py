@@ -54,7 +54,7 @@ class Readiness(Message):
     missing: list[str]
 
 
-def parts_of(request: Request) -> Parts:
+async def parts_of(request: Request) -> Parts:
     """The running worker behind a request."""
     parts: Parts = request.app.state.parts
     return parts

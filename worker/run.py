@@ -34,7 +34,7 @@ RunAnswerFields = dict[str, Any]
 class Intake:
     """Decides about each run: what is held or finished first, then Redis, then the limits."""
 
-    def __init__(  # noqa: PLR0913 (a part names all that it is wired to)
+    def __init__(
         self,
         *,
         worker_id: str,

@@ -129,7 +129,7 @@ class WorkerSettings(BaseSettings):
         """The worker's address as dispatchers reach it."""
         if self.advertise_url:
             return self.advertise_url.rstrip("/")
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 (compared, not bound)
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from http import HTTPStatus
 from typing import Final
 
 import structlog
@@ -26,6 +27,7 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS: Final = 1.0
 BATCH_LIMIT: Final = 200
 REFUSED_PAUSE_MS: Final = 1000
+MAX_REQUEST_BYTES: Final = MAX_INTERNAL_BODY_BYTES // 2
 
 
 class Handover:
@@ -92,6 +94,29 @@ class Handover:
     async def _offer(self, worker_id: str, own: list[HandedOver], term: int) -> None:
         """Send deliveries to a worker; what it refuses is due again, what is unclear waits."""
         worker = self._roster.get(worker_id)
+        refused: list[str] = []
+        for batch in _batches(own):
+            ids = [one.delivery.delivery_id for one in batch]
+            if worker is None:
+                refused += ids
+                continue
+            accepted = await self._post(worker.node.url + DELIVER_PATH, batch, term)
+            if accepted is None:
+                # It may have them: their leases decide when somebody else may try.
+                self._roster.doubt(worker_id)
+                continue
+            refused += [one for one in ids if one not in accepted]
+
+        async def write(connection: AsyncConnection) -> None:
+            await give_back(
+                connection, self._database, worker_id, refused, pause_ms=REFUSED_PAUSE_MS
+            )
+
+        if refused:
+            await self._database.write(write)
+
+    async def _post(self, url: str, batch: list[HandedOver], term: int) -> set[str] | None:
+        """Return the ids that the worker took, or None when that cannot be known."""
         request = DeliverRequest(
             term=term,
             deliveries=[
@@ -101,35 +126,32 @@ class Handover:
                     url=one.delivery.url,
                     body=one.delivery.body,
                 )
-                for one in own
+                for one in batch
             ],
         )
-        accepted: set[str] = set()
-        if worker is not None:
-            try:
-                reply = await self._client.post(
-                    worker.node.url + DELIVER_PATH,
-                    request.model_dump_json(by_alias=True).encode(),
-                )
-            except NoAnswer as error:
-                # It may have them: the lease decides when somebody else may try.
-                self._roster.doubt(worker_id)
-                log.info("handover_unanswered", worker_id=worker_id, error=str(error))
-                return
-            if reply.status == 200:
-                try:
-                    accepted = set(DeliverResponse.model_validate(reply.body).accepted)
-                except ValidationError:
-                    self._roster.doubt(worker_id)
-                    return
-        refused = [
-            one.delivery.delivery_id for one in own if one.delivery.delivery_id not in accepted
-        ]
+        try:
+            reply = await self._client.post(url, request.model_dump_json(by_alias=True).encode())
+        except NoAnswer as error:
+            log.info("handover_unanswered", url=url, error=str(error))
+            return None
+        if reply.status != HTTPStatus.OK:
+            log.info("handover_refused", url=url, status=reply.status)
+            return set() if 400 <= reply.status < 500 else None
+        try:
+            return set(DeliverResponse.model_validate(reply.body).accepted)
+        except ValidationError:
+            return None
 
-        async def write(connection: AsyncConnection) -> None:
-            await give_back(
-                connection, self._database, worker_id, refused, pause_ms=REFUSED_PAUSE_MS
-            )
 
-        if refused:
-            await self._database.write(write)
+def _batches(own: list[HandedOver]) -> list[list[HandedOver]]:
+    """Split deliveries so that no request is too long for its worker."""
+    batches: list[list[HandedOver]] = [[]]
+    size = 0
+    for one in own:
+        length = 2 * len(one.delivery.body.encode()) + 4096
+        if batches[-1] and size + length > MAX_REQUEST_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(one)
+        size += length
+    return batches

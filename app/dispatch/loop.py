@@ -134,6 +134,13 @@ class DispatchLoop:
         self._metrics.claimed.inc(len(claimed))
         for run in claimed:
             self._metrics.lateness.observe(max(0, run.claimed_at - run.due_ms) / 1000)
+            log.debug(
+                "claimed",
+                job_id=run.job_id,
+                execution_id=run.execution_id,
+                worker_id=run.worker_id,
+                attempt=run.attempt,
+            )
         self._sender.send(claimed)
 
     async def _find(self, due: Sequence[tuple[QueueState, int]]) -> list[Candidate]:

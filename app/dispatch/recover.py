@@ -312,9 +312,10 @@ class Recovery:
             runs = [run for run in runs if not self._sender.knows(run.execution_id)]
             for run in runs:
                 self._missing.pop(run.execution_id, None)
-            self._metrics.recovered.labels("sent_again").inc(len(runs))
-            log.info("sent_again", runs=len(runs))
-            self._sender.send(runs)
+            if runs:
+                self._metrics.recovered.labels("sent_again").inc(len(runs))
+                log.info("sent_again", runs=len(runs))
+                self._sender.send(runs)
 
     def _missed_two_beats(self, task: RunningTask, node: Node) -> bool:
         if task.claimed_at >= node.last_heartbeat:

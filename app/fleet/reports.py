@@ -18,6 +18,7 @@ from app.lifecycle.moves.deliver import note_tries
 from app.lifecycle.moves.settle import Ending, Settlement, release_stopped
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import LOAD, OWED, WAKE
+from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.json_text import Unencodable, plain_json
 from oncue.protocol import (
     MAX_REPORTS_PER_REQUEST,
@@ -72,17 +73,38 @@ class Reports:
             for report in envelope.get("outcomes", [])
             if (ending := read_ending(report, worker_id)) is not None
         ]
-        settlements, released, tried = await asyncio.gather(
-            asyncio.gather(*(self._settler.settle(ending) for ending in endings)),
+        stored, released, tried = await asyncio.gather(
+            self._settle(endings),
             self._release([str(one) for one in envelope.get("stopped", [])]),
             self._note(envelope.get("tries", [])),
         )
         return ReportsResponse(
-            acknowledged=[ending.execution_id for ending in endings],
+            acknowledged=list(stored),
             acknowledged_stopped=released,
             acknowledged_tries=tried,
-            deliveries=_deliveries(settlements),
+            deliveries=_deliveries(list(stored.values())),
         )
+
+    async def _settle(self, endings: list[Ending]) -> dict[str, Settlement]:
+        """Settle each ending for itself, and return those that are stored, by execution id."""
+        results = await asyncio.gather(
+            *(self._settler.settle(ending) for ending in endings), return_exceptions=True
+        )
+        stored: dict[str, Settlement] = {}
+        for ending, result in zip(endings, results, strict=True):
+            if isinstance(result, Settlement):
+                stored[ending.execution_id] = result
+            elif isinstance(result, DatabaseUnavailable):
+                raise result
+            else:
+                # Not acknowledged: the worker keeps it, and reports it again.
+                log.error(
+                    "report_not_stored",
+                    job_id=ending.job_id,
+                    execution_id=ending.execution_id,
+                    exc_info=result,
+                )
+        return stored
 
     async def _release(self, stopped: list[str]) -> list[str]:
         if stopped:

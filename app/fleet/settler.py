@@ -87,6 +87,14 @@ class Settler:
         for kind, count in Counter(one.kind for one in settlements).items():
             self._metrics.reports.labels(kind.value).inc(count)
         for ending, one in moved:
+            log.debug(
+                "execution_ended",
+                job_id=one.job_id,
+                execution_id=ending.execution_id,
+                status=ending.status.name,
+                job_status=None if one.job_status is None else one.job_status.name,
+                code=ending.error_code,
+            )
             self._metrics.executions.labels(ending.status.name).inc()
             if one.kind is Settled.ENDED and one.job_status is not None:
                 self._metrics.finished.labels(one.job_status.name).inc()

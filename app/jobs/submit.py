@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
 from pydantic import ValidationError
 from pydantic_core import from_json
 from sqlalchemy import RowMapping
@@ -27,6 +28,8 @@ from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.json_text import Unencodable, plain_json
 from app.plumbing.times import epoch_ms
+
+log = structlog.get_logger(__name__)
 
 EXECUTIONS_SHOWN: Final = 5
 MAX_KNOWN_QUEUES: Final = 10_000
@@ -79,6 +82,7 @@ class Submitter:
             raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
         if row["submit_token"] == new.submit_token:
             self._metrics.accepted.inc()
+            log.debug("job_accepted", job_id=row["id"], job_handler=new.job_handler)
             warnings = await self._warnings(request.job_handler)
             return Submitted(job_view(JobRecord(row, (), new.params, {}), warnings), created=True)
         self._metrics.repeated.inc()

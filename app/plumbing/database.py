@@ -27,6 +27,14 @@ CONFLICT_TRIES: Final = 12
 LOST_TRIES: Final = 3
 
 
+NOW_MS: Final = {
+    True: "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
+    False: "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+}
+"""SQL for the database's UTC time in epoch milliseconds, the one clock of all due times, by
+whether the database is SQLite."""
+
+
 class DatabaseUnavailable(Exception):
     """The database cannot be reached, or stayed locked through all tries; nothing is known lost."""
 
@@ -49,12 +57,7 @@ class Database:
             # Reads commit by themselves: a plain SELECT is one round trip, not three.
             self._writers = _mysql_engine(self.url, pool_size, isolation_level="READ COMMITTED")
             self._readers = _mysql_engine(self.url, pool_size, isolation_level="AUTOCOMMIT")
-        self.now_ms: Final = (
-            "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
-            if self.is_sqlite
-            else "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)"
-        )
-        """SQL for the database's UTC time in epoch milliseconds, the one clock of all due times."""
+        self.now_ms: Final = NOW_MS[self.is_sqlite]
 
     @property
     def file_is_missing(self) -> bool:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import TextClause, bindparam, text
+from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
-from app.plumbing.database import Database
+from app.plumbing.database import NOW_MS, Database
 
 _CLAIMABLE: Final = in_list(sources("claim", JobKind.TASK))
 
@@ -118,16 +118,17 @@ class Claimed:
     claimed_at: int
 
 
-def _free_sql(database: Database) -> TextClause:
-    """SQLite's write lock covers all rows; elsewhere rows that others hold are skipped."""
-    hint, lock = ("", "") if database.is_sqlite else _LOCKING
-    return text(
-        f"SELECT id, {database.now_ms} AS now_ms FROM job_info {hint}"
+# SQLite's write lock covers all rows; elsewhere rows that others hold are skipped.
+_FREE: Final = {
+    sqlite: text(
+        f"SELECT id, {NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
         f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
-
-
-_LOCKING: Final = ("FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED")
+    for sqlite, hint, lock in (
+        (True, "", ""),
+        (False, "FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED"),
+    )
+}
 
 _ASSIGNMENT_COLUMNS: Final = {
     "id": "BIGINT",
@@ -197,7 +198,7 @@ async def claim(
     same token: what an earlier, unacknowledged commit won is returned again.
     """
     rows = {row.job_id: row for row in sorted(assignments)}
-    free = (await connection.execute(_free_sql(database), {"ids": list(rows)})).all()
+    free = (await connection.execute(_FREE[database.is_sqlite], {"ids": list(rows)})).all()
     if free:
         await connection.execute(
             _CLAIM[database.is_sqlite],

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final, assert_never
 
 import uuid_utils
-from sqlalchemy import RowMapping, TextClause, bindparam, text
+from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
@@ -32,7 +32,7 @@ from app.lifecycle.states import (
     sources,
 )
 from app.lifecycle.tables import INLINE_BYTES
-from app.plumbing.database import Database
+from app.plumbing.database import NOW_MS, Database
 
 DELIVERY_LEASE_MS: Final = 60_000
 """How long a worker has for one try of a callback; its heartbeats extend it."""
@@ -118,13 +118,15 @@ _JOBS: Final = (
 )
 
 
-def _lock_jobs(database: Database) -> TextClause:
-    hint, lock = ("", "") if database.is_sqlite else ("FORCE INDEX (PRIMARY)", "FOR UPDATE")
-    return text(_JOBS.format(now=database.now_ms, hint=hint, lock=lock)).bindparams(
+_LOCK_JOBS: Final = {
+    sqlite: text(_JOBS.format(now=NOW_MS[sqlite], hint=hint, lock=lock)).bindparams(
         bindparam("ids", expanding=True)
     )
-
-
+    for sqlite, hint, lock in (
+        (True, "", ""),
+        (False, "FORCE INDEX (PRIMARY)", "FOR UPDATE"),
+    )
+}
 _LOGS: Final = text(
     "SELECT id, execution_id, job_id, status, worker_id, claimed_at, accepted_at, started_at, "
     "result IS NOT NULL OR result_in_payload AS has_result FROM job_log "
@@ -218,7 +220,7 @@ async def settle(
     if not endings:
         return []
     locked = await connection.execute(
-        _lock_jobs(database), {"ids": sorted({e.job_id for e in endings})}
+        _LOCK_JOBS[database.is_sqlite], {"ids": sorted({e.job_id for e in endings})}
     )
     jobs = {row["id"]: row for row in locked.mappings()}
     if not jobs:

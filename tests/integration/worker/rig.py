@@ -1,11 +1,9 @@
-"""A small real dispatcher, and runs to send: what the worker's tests are built from."""
+"""A small real dispatcher for the worker's tests."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +15,6 @@ from oncue.protocol import (
     Heartbeat,
     Outcome,
     ReportsRequest,
-    Run,
-    RunRequest,
 )
 
 HANDLERS = "tests.integration.worker.handlers_under_test"
@@ -38,6 +34,7 @@ class FakeDispatcher:
         self.deliveries: list[dict[str, Any]] = []
         self.status_of: Callable[[ReportsRequest], int] = lambda _: 200
         self.acknowledges: Callable[[str], bool] = lambda _: True
+        self.arrived = 0
         self.gate: asyncio.Event | None = None
         self.refused: list[ReportsRequest] = []
         self._runner: web.AppRunner | None = None
@@ -88,6 +85,7 @@ class FakeDispatcher:
 
     async def _report(self, request: web.Request) -> web.Response:
         body = await request.read()
+        self.arrived += 1
         report = ReportsRequest.model_validate_json(body)
         if self.gate is not None:
             await self.gate.wait()
@@ -110,29 +108,3 @@ class FakeDispatcher:
             "deliveries": deliveries,
         }
         return web.json_response(answer)
-
-
-def make_run(handler: str, params: Any = None, **changes: Any) -> Run:
-    """One attempt with ids of its own."""
-    fields = {
-        "job_id": uuid.uuid4().int % 2**60,
-        "execution_id": str(uuid.uuid4()),
-        "trigger_ts": 1_700_000_000_000,
-        "attempt": 1,
-        "max_attempts": 4,
-        "job_name": "a job",
-        "job_handler": handler,
-        "params": params,
-        "timeout_ms": 30_000,
-    }
-    return Run(**{**fields, **changes})
-
-
-def make_request(*runs: Run, term: int = 1) -> RunRequest:
-    """A `/run` request."""
-    return RunRequest(term=term, runs=list(runs))
-
-
-def to_json(request: RunRequest) -> Any:
-    """The request as a dispatcher would send it."""
-    return json.loads(request.model_dump_json(by_alias=True))

@@ -7,8 +7,9 @@ from typing import Any
 
 from oncue.protocol import WorkerState
 from tests.integration.worker.conftest import SECRET, OpenWorker
-from tests.integration.worker.rig import HANDLERS, FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import HANDLERS, FakeDispatcher
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 
 
 async def test_a_beat_describes_the_worker(

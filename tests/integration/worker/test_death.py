@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from oncue.protocol import LEASE_SECONDS, OutcomeStatus
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 from worker.liveness import EXIT_CODE
 
 

@@ -16,8 +16,9 @@ from standardwebhooks import Webhook
 
 from oncue.protocol import Delivery
 from tests.integration.worker.conftest import SECRET, OpenWorker
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 
 
 class Hook:

@@ -13,8 +13,9 @@ import pytest
 from oncue.protocol import CancelRequest, Outcome, OutcomeStatus
 from tests.integration.worker import handlers_under_test
 from tests.integration.worker.conftest import OpenWorker
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 from worker.parts import Parts
 
 
@@ -163,11 +164,11 @@ async def test_a_child_and_what_it_started_are_killed_at_the_timeout(
     async with open_worker() as parts:
         run = make_run("w_child", params)
         await parts.intake.take(make_request(run))
-        pids = await until_async(lambda: note.exists() and note.read_text().split())
+        pids = await until_async(lambda: read_pids(note))
         parts.intake.cancel(CancelRequest(term=1, execution_ids=[run.execution_id]))
         outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
     assert (outcome.status, outcome.stopping) == (OutcomeStatus.CANCELLED, False)
-    await until_async(lambda: not any(is_running(int(pid)) for pid in pids))
+    await until_async(lambda: not any(is_running(pid) for pid in pids))
 
 
 async def test_children_die_with_a_killed_worker(start_worker: Any, tmp_path: Path) -> None:
@@ -175,12 +176,16 @@ async def test_children_die_with_a_killed_worker(start_worker: Any, tmp_path: Pa
     worker = await start_worker()
     run = make_run("w_child", {"pid_file": str(note), "seconds": 60})
     await worker.post("/run", make_request(run).model_dump(by_alias=True))
-    pids = await until_async(lambda: note.exists() and note.read_text().split())
-    assert all(is_running(int(pid)) for pid in pids)
+    pids = await until_async(lambda: read_pids(note))
+    assert all(is_running(pid) for pid in pids)
     killed_at = time.monotonic()
     worker.child.kill_alone()
-    await until_async(lambda: not any(is_running(int(pid)) for pid in pids))
+    await until_async(lambda: not any(is_running(pid) for pid in pids))
     assert time.monotonic() - killed_at < 3
+
+
+def read_pids(note: Path) -> list[int]:
+    return [int(pid) for pid in note.read_text().split()] if note.exists() else []
 
 
 def is_running(pid: int) -> bool:

@@ -11,9 +11,10 @@ import pytest
 
 from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 from tests.integration.worker.conftest import OpenWorker
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run, to_json
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run, to_json
 from worker.main import create_app
 from worker.settings import WorkerSettings
 
@@ -105,7 +106,7 @@ async def test_readiness_names_what_is_missing(
     async with client() as worker:
 
         async def is_ready() -> bool:
-            return (await worker.get("/readyz")).status_code == 200
+            return bool((await worker.get("/readyz")).status_code == 200)
 
         await until_async(is_ready)
         valkey.kill()

@@ -9,9 +9,10 @@ from redis import Redis
 
 from oncue.protocol import OutcomeStatus, run_key, run_mark
 from tests.integration.worker.conftest import OpenWorker
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 
 
 @pytest.fixture(autouse=True)

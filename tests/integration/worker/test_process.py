@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from oncue.protocol import OutcomeStatus, RejectReason, RunResponse, WorkerState
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 
 
 async def send(worker: Any, *runs: Any) -> RunResponse:

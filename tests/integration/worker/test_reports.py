@@ -11,9 +11,10 @@ from redis import Redis
 
 from oncue.protocol import Outcome, OutcomeStatus, ReportsRequest, run_key, run_mark
 from tests.integration.worker.conftest import OpenWorker
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 
 
 async def test_an_outcome_is_repeated_until_acknowledged_by_any_dispatcher(
@@ -96,13 +97,17 @@ async def test_an_outcome_is_readable_in_redis_before_it_is_acknowledged_and_a_t
         dispatcher.silent = True
         await parts.intake.take(make_request(run))
         mark = run_mark(parts.identity.boot_id, run.execution_id)
-        value = await until_async(lambda: (redis.get(key) or "").removeprefix(mark))
-        assert Outcome.model_validate_json(value).result == run.params
+
+        def value() -> str:
+            return str(redis.get(key) or "").removeprefix(mark)
+
+        await until_async(value)
+        assert Outcome.model_validate_json(value()).result == run.params
         dispatcher.silent = False
-        await until_async(lambda: len(redis.get(key)) < 1000)
-        small = json.loads(redis.get(key).removeprefix(mark))
+        await until_async(lambda: len(value()) < 1000)
+        small = json.loads(value())
         assert (small["status"], "result" in small) == ("succeeded", False)
-        assert redis.ttl(key) > 500
+        assert int(redis.ttl(key)) > 500
     redis.close()
 
 
@@ -128,7 +133,7 @@ async def test_what_gathers_during_one_report_goes_into_the_next(
     first = make_run("echo", -1)
     async with open_worker(worker_capacity=500) as parts:
         await parts.intake.take(make_request(first))
-        await until_async(lambda: parts.reporter._in_flight == 1)
+        await until_async(lambda: dispatcher.arrived == 1)
         await parts.intake.take(make_request(*(make_run("echo", number) for number in range(450))))
         await until_async(lambda: len(parts.held.unacknowledged) == 451)
         dispatcher.gate.set()

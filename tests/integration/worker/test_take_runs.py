@@ -20,9 +20,10 @@ from oncue.protocol import (
     run_mark,
 )
 from tests.integration.worker.conftest import OpenWorker
-from tests.integration.worker.rig import FakeDispatcher, make_request, make_run
+from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
 from worker.held import StaleTerm
 from worker.lease import LeaseUnavailable
 from worker.parts import Parts
