@@ -148,14 +148,14 @@ class Executor:
         bind_run(execution)
         try:
             return judge_value(await self._call(execution))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (SystemExit in a handler must not end us)
             return self._failed(execution, error)
 
     def _run_thread(self, execution: Execution) -> Verdict:
         bind_run(execution)
         try:
             return judge_value(self._call(execution))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (SystemExit in a handler must not end us)
             return self._failed(execution, error)
 
     async def _run_child(self, execution: Execution) -> Verdict:

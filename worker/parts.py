@@ -151,8 +151,8 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         capacity=settings.worker_capacity,
         clock=clock,
         modules=settings.handlers,
-        ended=lambda *ending: parts.end_run(*ending),
-        gone=lambda execution: parts.release_run(execution),
+        ended=lambda *ending: parts.end_run(*ending),  # noqa: PLW0108 (parts come later)
+        gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
     )
     deliverer = Deliverer(egress, secret, tried=tried)
     reporter = Reporter(

@@ -129,7 +129,8 @@ class WorkerSettings(BaseSettings):
         """The worker's address as dispatchers reach it."""
         if self.advertise_url:
             return self.advertise_url.rstrip("/")
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        everywhere = is_ip(self.host) and ipaddress.ip_address(self.host).is_unspecified
+        host = socket.gethostname() if everywhere else self.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
@@ -157,14 +158,20 @@ def read_settings(**given: Any) -> WorkerSettings:
         raise SettingsError(f"{_variable(str(first['loc'][0]))} is not usable: {reason}") from None
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach what listens on `host`."""
-    if host == "localhost":
-        return True
+def is_ip(host: str) -> bool:
+    """Tell whether `host` is an address and not a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach what listens on `host`."""
+    if not is_ip(host):
+        return host == "localhost"
+    return ipaddress.ip_address(host).is_loopback
 
 
 def _split(text: str) -> list[str]:

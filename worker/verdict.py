@@ -34,7 +34,7 @@ def judge_value(value: Any) -> Verdict:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         encoded = text.encode()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (objects of handlers may raise anything here)
         return unstorable(f"the result is not JSON: {describe(error)}")
     if len(encoded) > MAX_RESULT_BYTES:
         return Verdict(
@@ -88,5 +88,5 @@ def clean(text: str, limit: int) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return clean(str(error), MAX_MESSAGE_LENGTH)
-    except Exception:
+    except Exception:  # noqa: BLE001 (a broken __str__ must not hide that the handler failed)
         return ""

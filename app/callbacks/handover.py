@@ -20,7 +20,13 @@ from app.plumbing.bus import OWED
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer
 from app.plumbing.loops import Loop
-from oncue.protocol import DELIVER_PATH, DeliverRequest, DeliverResponse, Delivery
+from oncue.protocol import (
+    DELIVER_PATH,
+    MAX_INTERNAL_BODY_BYTES,
+    DeliverRequest,
+    DeliverResponse,
+    Delivery,
+)
 
 log = structlog.get_logger(__name__)
 

@@ -37,7 +37,7 @@ class HttpCall(BaseModel):
     url: str = Field(min_length=1, max_length=8192)
     headers: dict[str, str] = Field(default_factory=dict, max_length=64)
     body: Any = None
-    expectStatus: int | list[int] | None = None
+    expectStatus: int | list[int] | None = None  # noqa: N815 (as callers write it)
 
     @field_validator("headers")
     @classmethod

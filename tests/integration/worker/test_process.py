@@ -97,7 +97,7 @@ async def test_a_worker_told_so_ends_with_its_parent(
         "ONCUE_WORKER_NAME": "child-of-us",
         "ONCUE_EXIT_WITH_STDIN": "true",
     }
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: ASYNC220 (a test may wait for its own child)
         [sys.executable, "-m", "worker"],
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

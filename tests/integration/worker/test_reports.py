@@ -112,8 +112,12 @@ async def test_an_outcome_is_readable_in_redis_before_it_is_acknowledged_and_a_t
 
 
 async def test_outcomes_are_reported_while_redis_is_gone_and_stored_when_it_is_back(
-    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    valkey: PrivateValkey,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("worker.store.LOOK_SECONDS", 0.1)
     told, kept = make_run("w_wait", {"seconds": 0.2}), make_run("w_wait", {"seconds": 0.2})
     dispatcher.acknowledges = lambda execution_id: execution_id == told.execution_id
     async with open_worker() as parts:
