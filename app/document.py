@@ -74,7 +74,20 @@ def _build(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _complete(path, operation)
+    _widen_integers(document)
     return document
+
+
+def _widen_integers(node: Any) -> None:
+    """Give every integer the 64 bits it has: generated clients take 32 for a plain one."""
+    if isinstance(node, dict):
+        if node.get("type") == "integer":
+            node.setdefault("format", "int64")
+        for child in node.values():
+            _widen_integers(child)
+    elif isinstance(node, list):
+        for child in node:
+            _widen_integers(child)
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:

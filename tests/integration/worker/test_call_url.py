@@ -1,0 +1,111 @@
+"""The `http` handler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from oncue.protocol import Outcome, OutcomeStatus
+from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.rig import FakeDispatcher
+from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[str]:
+    async def answer(request: web.Request) -> web.Response:
+        kind = request.match_info["kind"]
+        headers = {"Retry-After": "7"} if kind == "busy" else {}
+        return {
+            "json": web.json_response({"got": await request.text(), "method": request.method}),
+            "surrogate": web.Response(body=b'"\\ud800"', content_type="application/json"),
+            "big": web.Response(body=b'{"a":"' + b"\x01" * 200_000),
+            "teapot": web.Response(status=418, text="short and stout"),
+            "busy": web.Response(status=503, headers=headers),
+            "away": web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}),
+            "key": web.Response(text=request.headers.get("idempotency-key", "")),
+        }[kind]
+
+    app = web.Application()
+    app.router.add_route("*", "/{kind}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.fixture
+def call(open_worker: OpenWorker, dispatcher: FakeDispatcher, site: str) -> Any:
+    async def run(path: str, allowed: str = "127.0.0.0/8", **params: Any) -> Outcome:
+        request = make_run("http", {"url": site + path, **params})
+        async with open_worker(egress_allow=allowed) as parts:
+            await parts.intake.take(make_request(request))
+            return await until_async(lambda: dispatcher.outcome(request.execution_id))
+
+    return run
+
+
+async def test_an_answer_is_the_result(call: Any) -> None:
+    outcome = await call("/json", method="post", body={"n": 1})
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert outcome.result["status"] == 200
+    assert outcome.result["body"] == {"got": '{"n": 1}', "method": "POST"}
+    assert outcome.result["headers"]["content-type"].startswith("application/json")
+
+
+async def test_a_task_has_one_idempotency_key(call: Any) -> None:
+    outcome = await call("/key")
+    assert outcome.result["body"] == str(outcome.job_id)
+
+
+@pytest.mark.parametrize("path", ["/surrogate", "/big"])
+async def test_any_body_makes_a_storable_result(call: Any, path: str) -> None:
+    outcome = await call(path)
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+
+
+async def test_an_unexpected_status_fails_the_attempt(call: Any) -> None:
+    outcome = await call("/teapot")
+    assert (outcome.status, outcome.retryable) == (OutcomeStatus.FAILED, True)
+    assert outcome.error.message == "UnexpectedStatus: the URL answered 418"
+
+
+@pytest.mark.parametrize("expected", [418, [200, 418]])
+async def test_an_expected_status_succeeds(call: Any, expected: Any) -> None:
+    assert (await call("/teapot", expectStatus=expected)).status is OutcomeStatus.SUCCEEDED
+
+
+async def test_a_redirect_is_not_followed(call: Any) -> None:
+    outcome = await call("/away", expectStatus=302)
+    assert outcome.result["headers"]["location"] == "http://127.0.0.1:9/"
+
+
+async def test_retry_after_is_honoured(call: Any) -> None:
+    outcome = await call("/busy")
+    assert (outcome.error.code, outcome.retry_after_ms) == ("retry_requested", 7000)
+
+
+async def test_an_inner_address_is_refused_for_good(call: Any) -> None:
+    outcome = await call("/json", allowed="")
+    assert (outcome.error.code, outcome.retryable) == ("egress_refused", False)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"method": "TRACE"},
+        {"headers": {"Host": "inner"}},
+        {"headers": {"x": "a\r\nb: c"}},
+        {"headers": {"ü": "x"}},
+        {"colour": "red"},
+        {"expectStatus": "any"},
+    ],
+)
+async def test_bad_params_fail_for_good(call: Any, params: dict[str, Any]) -> None:
+    outcome = await call("/json", **params)
+    assert (outcome.error.code, outcome.retryable) == ("invalid_params", False)
