@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 LONGEST_SOCKET_PATH: Final = 90
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 28.0
-PORT_FREE_SECONDS: Final = 10.0
+PORT_FREE_SECONDS: Final = 20.0
 RESTART_PAUSE_SECONDS: Final = 1.0
 
 

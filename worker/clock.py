@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Final
+
+SLOW_ANSWER_SECONDS: Final = 1.0
 
 
 def boot_seconds() -> float:
@@ -17,9 +20,14 @@ class DatabaseClock:
 
     def __init__(self) -> None:
         self._offset_ms = 0.0
+        self._learned = False
 
     def learn(self, database_ms: int, sent: float, received: float) -> None:
         """Take `database_ms` as the time midway between `sent` and `received` (epoch seconds)."""
+        # A slow answer says little about when in between the time was read.
+        if self._learned and received - sent > SLOW_ANSWER_SECONDS:
+            return
+        self._learned = True
         self._offset_ms = database_ms - (sent + received) * 500.0
 
     @property

@@ -82,12 +82,13 @@ class _RefusedAddress(OSError):
 
 @dataclass(frozen=True, slots=True)
 class EgressReply:
-    """An answer, its body cut to the cap."""
+    """An answer, its body cut to the cap; `broken` when the connection ended within the body."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     truncated: bool
+    broken: bool
 
 
 def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
@@ -229,10 +230,10 @@ class Egress:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as response:
-                text, truncated = await _read(response, most_bytes)
-                if truncated:
+                reply = await _read(response, most_bytes)
+                if reply.truncated or reply.broken:
                     response.close()
-                return EgressReply(response.status, response.headers, text, truncated)
+                return reply
         except aiohttp.InvalidURL:
             raise EgressRefused from None
         except TimeoutError:
@@ -280,15 +281,19 @@ def parse_target(url: str) -> URL:
     return target
 
 
-async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> tuple[bytes, bool]:
+async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> EgressReply:
+    """Read up to the cap; a status that has arrived counts even if the body never ends."""
     parts: list[bytes] = []
-    left = most_bytes
-    async for part in response.content.iter_any():
-        parts.append(part[:left])
-        left -= len(part)
-        if left < 0:
-            return b"".join(parts), True
-    return b"".join(parts), False
+    left, broken = most_bytes, False
+    try:
+        async for part in response.content.iter_any():
+            parts.append(part[:left])
+            left -= len(part)
+            if left < 0:
+                break
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        broken = True
+    return EgressReply(response.status, response.headers, b"".join(parts), left < 0, broken)
 
 
 def _raise_refusal(error: aiohttp.ClientConnectorError) -> None:

@@ -160,7 +160,7 @@ class Executor:
 
     async def _run_child(self, execution: Execution) -> Verdict:
         bind_run(execution)
-        execution.started_at = self._clock.now_ms()
+        execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
         try:
             return await run_in_child(execution, self._context(execution), self._modules)
         except Exception as error:
@@ -168,7 +168,7 @@ class Executor:
             return judge_error(error)
 
     def _call(self, execution: Execution) -> Any:
-        execution.started_at = self._clock.now_ms()
+        execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
         handler = execution.handler
         if handler.takes_context:
             return handler.function(execution.run.params, self._context(execution))

@@ -27,7 +27,12 @@ def configure_logs(level: str, as_json: bool | None) -> None:
     ending: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if json_lines
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            # Plain: the richer form shows local variables, and with them callers' data.
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -31,6 +32,7 @@ from worker.settings import SettingsError, WorkerSettings, read_settings
 from worker.shutdown import Shutdown
 
 BAD_SETTINGS_EXIT_CODE: Final = 2
+HURRY_SECONDS: Final = 0.2
 BACKLOG: Final = 2048
 
 log = structlog.get_logger(__name__)
@@ -160,10 +162,15 @@ def _say(error: Exception, settings: WorkerSettings) -> str:
 
 
 def _end_with_stdin() -> None:
-    """Ask for an orderly end when the parent, who holds the other end, is gone."""
+    """Ask for a quick end when the parent, who holds the other end, is gone.
+
+    Its dispatcher is gone with it: there is nobody to report to, and the port is wanted.
+    """
     with contextlib.suppress(OSError, ValueError):
         while os.read(0, 4096):
             pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(HURRY_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

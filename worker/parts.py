@@ -72,11 +72,12 @@ class Parts:
 
     def end_run(self, execution: Execution, verdict: Verdict, stopping: bool) -> None:
         """Record how a run ended and have it reported."""
-        now = self.clock.now_ms()
+        # The clock may have been corrected meanwhile; a history never runs backwards.
+        now = max(self.clock.now_ms(), execution.accepted_at, execution.started_at or 0)
         times = RunTimes(execution.accepted_at, execution.started_at, now)
         outcome = encode_outcome(execution.run, verdict, times, stopping=stopping)
         self.held.end(execution, outcome)
-        duration_ms = max(0, now - execution.accepted_at)
+        duration_ms = now - execution.accepted_at
         self.cost.add(duration_ms, time.monotonic())
         self.metrics.count_run(execution.run.job_handler, verdict.status, duration_ms / 1000)
         self.reporter.expect(execution)

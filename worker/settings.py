@@ -44,7 +44,7 @@ class WorkerSettings(BaseSettings):
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_prefix: str = Field("oncue", min_length=1, max_length=64)
     dispatcher_url: Annotated[tuple[str, ...], NoDecode] = ("http://127.0.0.1:8080",)
-    advertise_url: str = ""
+    advertise_url: str = Field("", max_length=512)
     worker_name: str = ""
     worker_capacity: int = Field(32, ge=0, le=10_000)
     worker_weight: float = Field(1.0, gt=0, le=1000)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from oncue import __version__
 from oncue.handlers import Context, Fail, Retry
 from worker.deliver import read_retry_after
-from worker.egress import Egress, EgressRefused, EgressReply
+from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply
 
 LONGEST_CALL_SECONDS: Final = 3600.0
 """The job's own timeout ends a call; this is for jobs that have a longer one."""
@@ -90,6 +90,8 @@ class UrlCaller:
             )
         except EgressRefused as refusal:
             raise Fail(str(refusal), code="egress_refused") from None
+        if reply.broken:
+            raise EgressFailed("the answer broke off")
         if call.expects(reply.status):
             return _describe(reply)
         after_ms = read_retry_after(reply.status, reply.headers, time.time())

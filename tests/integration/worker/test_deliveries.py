@@ -123,6 +123,25 @@ async def test_a_refused_callback_is_tried_once_and_told_exactly(
     assert len(hook.received) == 1
 
 
+async def test_a_success_counts_even_if_its_body_never_ends(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.deliver.TRY_SECONDS", 0.5)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nx")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    delivery = make_delivery(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    async with open_worker() as parts:
+        parts.deliverer.take([delivery])
+        result = await tried(dispatcher, delivery)
+    server.close()
+    assert result.delivered
+
+
 async def test_a_delivery_in_a_report_answer_is_tried_and_a_repeated_hand_out_is_not(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
 ) -> None:
