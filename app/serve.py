@@ -99,6 +99,8 @@ async def _serve(server: Server, settings: Settings) -> None:
 
 
 async def _check(settings: Settings) -> None:
+    if (reason := settings.why_too_open()) is not None:
+        raise StartRefused(reason)
     database = Database(settings.database_url, pool_size=1)
     try:
         await check_schema(database)

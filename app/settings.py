@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 BalancePolicy = Literal["least_load", "round_robin", "random", "rendezvous"]
@@ -108,17 +108,18 @@ class Settings(BaseSettings):
             raise ValueError("1 to 50 pauses of 0 to 604800 seconds")
         return value
 
-    @model_validator(mode="after")
-    def _open_only_on_loopback(self) -> Self:
-        if not is_loopback(self.host):
-            if not self.api_keys.get_secret_value():
-                raise ValueError(
-                    f"listening on {self.host} needs ONCUE_API_KEYS (name:key,...): "
-                    "without keys the API is open, which is allowed on a loopback address only"
-                )
-            if not self.internal_token.get_secret_value():
-                raise ValueError(
-                    f"listening on {self.host} needs ONCUE_INTERNAL_TOKEN: "
-                    "without it anybody could pose as a worker"
-                )
-        return self
+    def why_too_open(self) -> str | None:
+        """Say what must be set before the API may listen beyond this machine, if anything."""
+        if is_loopback(self.host):
+            return None
+        if not self.api_keys.get_secret_value():
+            return (
+                f"listening on {self.host} needs ONCUE_API_KEYS (name:key,...): "
+                "without keys the API is open, which is allowed on a loopback address only"
+            )
+        if not self.internal_token.get_secret_value():
+            return (
+                f"listening on {self.host} needs ONCUE_INTERNAL_TOKEN: "
+                "without it anybody could pose as a worker"
+            )
+        return None
