@@ -61,13 +61,13 @@ def up(
 def dispatcher(
     host: Host = None,
     port: Port = None,
-    dispatch: Annotated[
-        bool | None,
-        typer.Option("--dispatch/--no-dispatch", help="Dispatch too, or serve the API only."),
-    ] = None,
+    no_dispatch: Annotated[
+        bool,
+        typer.Option("--no-dispatch", help="Serve the API only.", envvar="ONCUE_NO_DISPATCH"),
+    ] = False,
 ) -> None:
     """Run a dispatcher: the API and, for the holder of the lock, dispatch."""
-    settings = _settings(host=host, port=port, dispatch=dispatch)
+    settings = _settings(host=host, port=port, no_dispatch=no_dispatch or None)
     _logs(settings)
     from app.serve import run, serve
 

@@ -111,7 +111,7 @@ async def start_parts(parts: Parts) -> None:
     parts.clock_loop.start()
     parts.ground.bus.start()
     parts.waiters.start()
-    if parts.ground.settings.dispatch:
+    if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
@@ -126,7 +126,7 @@ async def stop_dispatching(parts: Parts) -> None:
     Requests are served on; stopping twice does nothing more.
     """
     parts.waiters.close()
-    if parts.ground.settings.dispatch:
+    if not parts.ground.settings.no_dispatch:
         await parts.loop.stop()
         await parts.lock.stop()
         await parts.recovery.stop()

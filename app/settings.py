@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
-    dispatch: bool = Field(True, description="false: serve the API only (flag --no-dispatch)")
+    no_dispatch: bool = Field(False, description="true: serve the API only")
     api_keys: SecretStr = Field(
         SecretStr(""), description="name:key,... for callers; unset means open, on loopback only"
     )
