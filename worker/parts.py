@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import structlog
@@ -62,6 +62,7 @@ class Parts:
     store: OutcomeStore
     deliverer: Deliverer
     beats: Beats
+    unwanted_before: set[str] = field(default_factory=set)
 
     def drain(self) -> None:
         """Take no more runs and say so at once."""
@@ -89,13 +90,18 @@ class Parts:
         self.reporter.add_stopped(execution)
 
     def drop_unwanted(self, execution_ids: list[str]) -> None:
-        """Stop and forget executions that the dispatcher does not want any more."""
+        """Stop executions that the dispatcher does not want any more, and drop ended ones.
+
+        An ended one is dropped when two beats say so: the first may only have overtaken the
+        acknowledgement, or the repeated report that brings the job's open callback.
+        """
+        said_before, self.unwanted_before = self.unwanted_before, set(execution_ids)
         for execution_id in execution_ids:
             execution = self.held.live.get(execution_id)
             if execution is not None and execution.phase is Phase.RUNNING:
                 log.info("a run is no longer wanted", execution_id=execution_id)
                 self.executor.stop(execution, UNWANTED)
-            else:
+            elif execution_id in said_before:
                 self.reporter.forget(execution_id)
 
     def stop_cut_off(self, executions: list[Execution]) -> None:

@@ -34,7 +34,7 @@ async def test_a_second_body_under_the_same_request_id_is_refused_and_names_the_
         assert (answer.status_code, problem["code"]) == (409, "request_conflict")
         assert answer.headers["content-type"] == "application/problem+json"
         assert (problem["jobId"], problem["fields"]) == (job_id, ["maxRetry", "params"])
-        assert await value_of(api.parts.database, "SELECT COUNT(*) FROM job_info") == 1
+        assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == 1
 
 
 @pytest.mark.parametrize("field", [*FULL, "jobName", "jobHandler"])
@@ -71,7 +71,7 @@ async def test_32_first_submissions_at_once_are_one_job_and_all_answers_name_it(
         )
         assert {answer.json()["jobId"] for answer in answers} == {answers[0].json()["jobId"]}
         assert sorted(answer.status_code for answer in answers) == [200] * 31 + [202]
-        assert await value_of(one.parts.database, "SELECT COUNT(*) FROM job_info") == 1
+        assert await value_of(one.database, "SELECT COUNT(*) FROM job_info") == 1
 
 
 async def test_many_requests_at_once_with_many_repeats_are_one_job_each(
@@ -112,7 +112,7 @@ async def test_a_repeat_is_answered_after_its_run_at_has_passed_and_its_job_has_
     migrated_engine: Engine,
 ) -> None:
     async with door(migrated_engine) as api:
-        database = api.parts.database
+        database = api.database
         # A time that has passed already is a time that has passed when the repeat comes.
         moment = {"runAt": "2020-01-01T00:00:00.000Z"}
         job_id = await api.submitted(request_id="r", params={"n": 1}, **moment)

@@ -47,7 +47,7 @@ def settings_of(engine: Engine, **changes: Any) -> Settings:
         "redis_url": engine.redis_url,
         "redis_prefix": engine.redis_prefix,
         "internal_token": TOKEN,
-        "dispatch": False,
+        "no_dispatch": True,
         **changes,
     }
     return Settings(_env_file=None, **given)
@@ -59,6 +59,11 @@ class Door:
 
     parts: Parts
     client: httpx.AsyncClient
+
+    @property
+    def database(self) -> Database:
+        """The dispatcher's own database."""
+        return self.parts.ground.database
 
     async def submit(self, request_id: str = "", **fields: Any) -> httpx.Response:
         """Submit a job; what is not given is some valid value."""
