@@ -30,7 +30,15 @@ def _printable(value: str) -> str:
     return value
 
 
+def _without_outer_spaces(value: str) -> str:
+    """MySQL compares text without its trailing spaces: `x` and `x ` would be one key."""
+    if value != value.strip(" "):
+        raise ValueError("must not begin or end with a space")
+    return value
+
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_printable)]
+Key = Annotated[Name, AfterValidator(_without_outer_spaces)]
 Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[
     str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-01-31T09:00:00.000Z"])
@@ -52,11 +60,11 @@ class _Wire(BaseModel):
 class SubmitJob(_Wire):
     """A job to run once: now, at `runAt`, or after `delayMs`."""
 
-    client_request_id: Name = Field(
+    client_request_id: Key = Field(
         description="The idempotency key: one job for each, while the job is retained."
     )
     job_name: Name
-    job_handler: Name = Field(description="The name of the function that workers offer.")
+    job_handler: Key = Field(description="The name of the function that workers offer.")
     params: Any = Field(None, description="Any JSON, up to 64 KiB; the handler's argument.")
     run_at: AwareDatetime | None = Field(None, description="RFC 3339 with an offset.")
     delay_ms: int | None = Field(None, ge=0, le=MAX_DELAY_MS, strict=True)

@@ -3,15 +3,20 @@
 MySQL reads the rows through JSON_TABLE, SQLite through json_each. The joined table comes
 second and is reached by its key, so that only the rows named are locked (STRAIGHT_JOIN: the
 optimizer would else start from an index of the table and lock ranges of it).
+
+Rows are typed BIGINT or TEXT only: JSON_TABLE cuts what is too long for a VARCHAR with a mere
+warning, while the assignment of a long TEXT to a short column is refused in strict mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from sqlalchemy import TextClause, text
+
+ColumnType = Literal["BIGINT", "TEXT"]
 
 
 def update_from_rows(
@@ -19,7 +24,7 @@ def update_from_rows(
     sqlite: bool,
     table: str,
     key: str,
-    columns: Mapping[str, str],
+    columns: Mapping[str, ColumnType],
     assignments: str,
     guard: str,
 ) -> TextClause:

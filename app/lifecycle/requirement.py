@@ -16,7 +16,8 @@ class RequirementTooLong(ValueError):
 def requirement_of(labels: Mapping[str, str]) -> str:
     """Write the `worker.NAME` labels of a job as the requirement of its queue: `a=1,b=2`.
 
-    Other labels describe the job and ask nothing. Commas and equal signs are escaped.
+    Other labels describe the job and ask nothing. Commas, equal signs
+    and spaces are escaped (MySQL compares text without its trailing spaces).
     """
     text = ",".join(
         f"{name.removeprefix(PREFIX)}={_escape(value)}"
@@ -42,4 +43,6 @@ def meets(requirement: str, labels: Mapping[str, str]) -> bool:
 
 
 def _escape(value: str) -> str:
-    return value.replace("%", "%25").replace(",", "%2C").replace("=", "%3D")
+    for character in "%,= ":
+        value = value.replace(character, f"%{ord(character):02X}")
+    return value

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -13,6 +12,8 @@ log = structlog.get_logger(__name__)
 
 FAULT_PAUSE_SECONDS = 0.2
 FAULT_PAUSE_LIMIT_SECONDS = 5.0
+CANCEL_AGAIN_SECONDS = 0.1
+CANCEL_AGAIN_SECONDS = 0.1
 
 
 class Loop:
@@ -42,9 +43,7 @@ class Loop:
         """Cancel the loop and wait until it has ended."""
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await _end([self._task])
         self._task = None
 
     async def _run(self) -> None:
@@ -77,9 +76,16 @@ class Tasks:
 
     async def stop(self) -> None:
         """Cancel what still runs and wait for it."""
-        for task in self._tasks:
+        await _end(self._tasks)
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: redis-py swallows a cancellation now and then."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
 
 
 async def _guarded(work: Awaitable[None], name: str) -> None:

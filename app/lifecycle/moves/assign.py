@@ -34,9 +34,9 @@ _REASSIGN: Final = {
         key="id",
         columns={
             "id": "BIGINT",
-            "refused": "VARCHAR(36)",
-            "worker": "VARCHAR(128)",
-            "execution": "VARCHAR(36)",
+            "refused": "TEXT",
+            "worker": "TEXT",
+            "execution": "TEXT",
         },
         assignments=(
             "owner_worker_id = v.v_worker, execution_id = v.v_execution, "
@@ -55,7 +55,7 @@ _END_REFUSED: Final = {
         sqlite=sqlite,
         table="job_log",
         key="execution_id",
-        columns={"execution_id": "VARCHAR(36)", "reason": "VARCHAR(255)"},
+        columns={"execution_id": "TEXT", "reason": "TEXT"},
         assignments=(
             f"status = {int(ExecutionStatus.RETURNED)}, finished_at = :now, reason = v.v_reason"
         ),
@@ -141,7 +141,7 @@ _ACCEPT: Final = {
         sqlite=sqlite,
         table="job_log",
         key="execution_id",
-        columns={"execution_id": "VARCHAR(36)", "accepted": "BIGINT"},
+        columns={"execution_id": "TEXT", "accepted": "BIGINT"},
         assignments=(
             f"status = {int(ExecutionStatus.RUNNING)}, accepted_at = v.v_accepted, "
             "started_at = v.v_accepted"

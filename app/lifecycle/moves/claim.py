@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
 from app.plumbing.database import NOW_MS, Database
@@ -130,11 +130,11 @@ _FREE: Final = {
     )
 }
 
-_ASSIGNMENT_COLUMNS: Final = {
+_ASSIGNMENT_COLUMNS: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
-    "version": "INT",
-    "worker": "VARCHAR(128)",
-    "execution": "VARCHAR(36)",
+    "version": "BIGINT",
+    "worker": "TEXT",
+    "execution": "TEXT",
 }
 _CLAIM: Final = {
     sqlite: update_from_rows(

@@ -36,7 +36,7 @@ _TAKE: Final = {
         sqlite=sqlite,
         table="callback_delivery",
         key="id",
-        columns={"id": "BIGINT", "seen": "BIGINT", "worker": "VARCHAR(128)"},
+        columns={"id": "BIGINT", "seen": "BIGINT", "worker": "TEXT"},
         assignments=("owner_worker_id = v.v_worker, tries = j.tries + 1, next_try_at = :lease_end"),
         guard=f"j.status = {_PENDING} AND j.next_try_at = v.v_seen",
     )
@@ -151,11 +151,11 @@ _NOTE: Final = {
         key="id",
         columns={
             "id": "BIGINT",
-            "status": "SMALLINT",
+            "status": "BIGINT",
             "next": "BIGINT",
-            "code": "INT",
-            "error": "VARCHAR(2000)",
-            "latency": "INT",
+            "code": "BIGINT",
+            "error": "TEXT",
+            "latency": "BIGINT",
             "ended": "BIGINT",
         },
         assignments=(

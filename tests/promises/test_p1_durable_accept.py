@@ -1,0 +1,95 @@
+"""P1: a 2xx from the door means that the job is in the database and will end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from tests.integration.app.rig import body_of, opened, rows_of
+from tests.support.engines import Engine
+from tests.support.processes import NewPlatform, Platform
+from tests.support.wait import until
+
+ENDED = "SUCCEEDED"
+
+
+async def _stored(engine: Engine) -> set[int]:
+    async with opened(engine) as database:
+        return {row["id"] for row in await rows_of(database, "SELECT id FROM job_info")}
+
+
+class _Callers:
+    """Clients that submit as fast as they are answered, until told to stop."""
+
+    def __init__(self, urls: list[str], count: int) -> None:
+        self.accepted: list[int] = []
+        self._urls = urls
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(count)
+        self._running = [self._pool.submit(self._submit, number) for number in range(count)]
+
+    def stop(self) -> list[int]:
+        self._stop.set()
+        for one in self._running:
+            one.result()
+        self._pool.shutdown()
+        return self.accepted
+
+    def _submit(self, number: int) -> None:
+        with httpx.Client(timeout=5, trust_env=False) as client:
+            while not self._stop.is_set():
+                url = f"{self._urls[number % len(self._urls)]}/openapi/jobs"
+                try:
+                    answer = client.post(url, json=body_of(jobHandler="echo", params=number))
+                except httpx.TransportError:
+                    self._stop.wait(0.02)
+                    continue
+                if answer.status_code == 202:
+                    self.accepted.append(answer.json()["jobId"])
+
+
+def _ended(platform: Platform, ids: list[int]) -> list[dict[str, Any]]:
+    return [platform.ended(job_id) for job_id in ids]
+
+
+async def test_a_job_accepted_right_before_a_kill_is_stored_and_ends_after_a_restart(
+    migrated_engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(migrated_engine)
+    dispatcher = platform.dispatcher()
+    for number in range(3):
+        job_id = platform.submit("echo", number)
+        dispatcher.kill()
+        assert job_id in await _stored(migrated_engine)
+        migrated_engine.redis.flushall()
+        dispatcher.start()
+    platform.worker()
+    jobs = _ended(platform, sorted(await _stored(migrated_engine)))
+    assert [(job["status"], job["result"]) for job in jobs] == [(ENDED, n) for n in range(3)]
+
+
+async def test_no_accepted_job_is_lost_when_both_dispatchers_are_killed_and_redis_is_flushed(
+    migrated_engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(migrated_engine, dispatchers=2)
+    one, other = platform.dispatcher(1), platform.dispatcher(2)
+    platform.worker(capacity=32)
+    callers = _Callers(platform.dispatcher_urls, 16)
+    for kill, least in (([one], 50), ([one, other], 100), ([other], 150), ([one, other], 200)):
+        until(lambda least=least: len(callers.accepted) >= least, 20)  # type: ignore[misc]
+        for dispatcher in kill:
+            dispatcher.kill()
+        migrated_engine.redis.flushall()
+        for dispatcher in kill:
+            dispatcher.start()
+    until(lambda: len(callers.accepted) >= 250, 20)
+    accepted = callers.stop()
+
+    assert set(accepted) <= await _stored(migrated_engine)
+    assert len(set(accepted)) == len(accepted)
+    jobs = _ended(platform, accepted)
+    assert {job["status"] for job in jobs} == {ENDED}
+    assert {len(job["executions"]) for job in jobs} == {1}
