@@ -211,7 +211,8 @@ class WorkerProcess:
                 "worker_ended", exit_code=code, seconds=round(time.monotonic() - started, 1)
             )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), RESTART_PAUSE_SECONDS)
+                async with asyncio.timeout(RESTART_PAUSE_SECONDS):
+                    await stopping.wait()
 
     async def _end(self, ended: asyncio.Task[int]) -> None:
         assert self._process is not None

@@ -68,7 +68,8 @@ def health_routes(checks: dict[str, Check], metrics: Callable[[], Awaitable[byte
 
 async def _ask(check: Check) -> str | None:
     try:
-        return await asyncio.wait_for(check(), CHECK_SECONDS)
+        async with asyncio.timeout(CHECK_SECONDS):
+            return await check()
     except TimeoutError:
         return "no answer"
     except Exception as error:  # noqa: BLE001 - whatever is wrong with a part, readiness says so

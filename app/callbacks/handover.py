@@ -75,7 +75,8 @@ class Handover:
             await self._hand_over(term, workers)
             return
         try:
-            await asyncio.wait_for(self._owed.wait(), min(wait, LOOK_SECONDS))
+            async with asyncio.timeout(min(wait, LOOK_SECONDS)):
+                await self._owed.wait()
         except TimeoutError:
             return
 

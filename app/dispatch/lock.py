@@ -137,7 +137,8 @@ class DispatchLock:
             return
         self._free.clear()
         try:
-            await asyncio.wait_for(self._free.wait(), TRY_SECONDS)
+            async with asyncio.timeout(TRY_SECONDS):
+                await self._free.wait()
         except TimeoutError:
             return
 

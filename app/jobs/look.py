@@ -39,7 +39,8 @@ async def look_at_job(
             if record.job["status"] in TERMINAL_JOBS or left <= 0 or waiters.closed:
                 return job_view(record)
             try:
-                await asyncio.wait_for(event.wait(), left)
+                async with asyncio.timeout(left):
+                    await event.wait()
             except TimeoutError:
                 continue
     finally:

@@ -62,7 +62,8 @@ class Bus:
             await loop.stop()
         if self._unsent:
             try:
-                await asyncio.wait_for(self._flush(), 1)
+                async with asyncio.timeout(1):
+                    await self._flush()
             except REDIS_ERRORS as error:
                 log.info("signals_dropped", error=str(error))
 
