@@ -96,9 +96,6 @@ CREATE TABLE job_info (
     updated_at BIGINT NOT NULL, 
     finished_at BIGINT, 
     CONSTRAINT pk_job_info PRIMARY KEY (id), 
-    CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
-    CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
-    CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
     CONSTRAINT uq_job_info_parent_id_nominal_time_shard_index_child_key UNIQUE (parent_id, nominal_time, shard_index, child_key), 
     CONSTRAINT uq_job_info_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
@@ -155,7 +152,6 @@ CREATE TABLE queue (
     requirement VARCHAR(255) NOT NULL DEFAULT '', 
     partition_no SMALLINT NOT NULL DEFAULT '0', 
     CONSTRAINT pk_queue PRIMARY KEY (id), 
-    CONSTRAINT ck_queue_job_handler_length CHECK (length(job_handler) <= 128), 
     CONSTRAINT uq_queue_job_handler_requirement_tenant_id_partition_no UNIQUE (job_handler, requirement, tenant_id, partition_no)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
 
@@ -199,6 +195,14 @@ CREATE TABLE worker_node (
     first_heartbeat BIGINT NOT NULL, 
     last_heartbeat BIGINT NOT NULL, 
     CONSTRAINT pk_worker_node PRIMARY KEY (id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE stopping_execution (
+    execution_id VARCHAR(36) NOT NULL, 
+    job_id BIGINT NOT NULL, 
+    trigger_ts BIGINT NOT NULL, 
+    worker_id VARCHAR(128) NOT NULL, 
+    CONSTRAINT pk_stopping_execution PRIMARY KEY (execution_id)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
 
 INSERT INTO dispatch_term (partition_no, term, holder, since) VALUES (0, 0, '', 0);

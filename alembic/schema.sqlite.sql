@@ -151,6 +151,13 @@ CREATE TABLE schema_revision (
 	CONSTRAINT pk_schema_revision PRIMARY KEY (id)
 );
 CREATE TABLE sqlite_sequence(name,seq);
+CREATE TABLE stopping_execution (
+	execution_id VARCHAR(36) NOT NULL, 
+	job_id BIGINT NOT NULL, 
+	trigger_ts BIGINT NOT NULL, 
+	worker_id VARCHAR(128) NOT NULL, 
+	CONSTRAINT pk_stopping_execution PRIMARY KEY (execution_id)
+);
 CREATE TABLE worker_node (
 	id VARCHAR(128) NOT NULL, 
 	name VARCHAR(64) NOT NULL, 

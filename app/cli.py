@@ -7,12 +7,18 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from pydantic import SecretStr, ValidationError
+from pydantic_settings import BaseSettings
 
 from app.settings import Settings, is_loopback
+
+if TYPE_CHECKING:
+    from app.embedded import EmbeddedValkey, UpSettings
+
+AnySettings = TypeVar("AnySettings", bound=BaseSettings)
 
 app = typer.Typer(
     name="oncue",
@@ -54,7 +60,7 @@ def up(
     """Run the whole platform here: database and Redis embedded, one dispatcher, one worker."""
     settings = _settings(port=port, home=home)
     _logs(settings)
-    _started_by(lambda: _up(settings, worker_port or 8081, handlers or []))
+    _started_by(lambda: _up(settings, worker_port, handlers or []))
 
 
 @app.command()
@@ -150,47 +156,54 @@ def main() -> None:
     app()
 
 
-async def _up_async(settings: Settings, worker_port: int, handlers: list[str]) -> None:
+async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None) -> None:
     from app.embedded import WorkerProcess, load_secrets, when_ready
     from app.serve import serve
 
-    kept = load_secrets(settings.home)
-    own = f"http://{settings.host}:{settings.port}"
-    worker_url = f"http://127.0.0.1:{worker_port}"
+    secret = own.webhook_secret
+    api_url = f"http://{settings.host}:{settings.port}"
+    worker_url = f"http://127.0.0.1:{own.worker_port}"
     process = WorkerProcess(
         {
-            "ONCUE_DISPATCHER_URL": own,
+            "ONCUE_DISPATCHER_URL": api_url,
             "ONCUE_REDIS_URL": settings.redis_url,
             "ONCUE_REDIS_PREFIX": settings.redis_prefix,
             "ONCUE_INTERNAL_TOKEN": settings.internal_token.get_secret_value(),
-            "ONCUE_WEBHOOK_SECRET": os.environ.get("ONCUE_WEBHOOK_SECRET") or kept.webhook_secret,
-            "ONCUE_EGRESS_ALLOW": os.environ.get("ONCUE_EGRESS_ALLOW") or "127.0.0.0/8",
+            "ONCUE_WEBHOOK_SECRET": load_secrets(settings.home).webhook_secret
+            if secret is None
+            else secret.get_secret_value(),
+            "ONCUE_EGRESS_ALLOW": own.egress_allow,
             "ONCUE_WORKER_HOST": "127.0.0.1",
-            "ONCUE_WORKER_PORT": str(worker_port),
+            "ONCUE_WORKER_PORT": str(own.worker_port),
             "ONCUE_ADVERTISE_URL": worker_url,
-            "ONCUE_HANDLERS": ",".join(handlers),
+            "ONCUE_HANDLERS": own.handlers,
         }
     )
 
     async def beside(stopping: asyncio.Event) -> None:
+        banner = _banner(api_url, worker_url, settings, own)
         ready = asyncio.create_task(
             when_ready(
-                [f"{own}/readyz", f"{worker_url}/readyz"],
+                [f"{api_url}/readyz", f"{worker_url}/readyz"],
                 stopping,
-                lambda: typer.echo(_banner(own, worker_url, settings)),
+                lambda: typer.echo(banner),
             )
         )
+        watch = None if valkey is None else asyncio.create_task(valkey.keep_running(stopping))
         try:
             await process.keep_running(stopping)
+            if watch is not None:
+                await watch
         finally:
             ready.cancel()
 
     await serve(settings, beside=beside)
 
 
-def _up(settings: Settings, worker_port: int, handlers: list[str]) -> None:
+def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> None:
     from app.embedded import (
         EmbeddedValkey,
+        UpSettings,
         exclusive_home,
         load_secrets,
         wait_for_port,
@@ -200,6 +213,10 @@ def _up(settings: Settings, worker_port: int, handlers: list[str]) -> None:
 
     if not is_loopback(settings.host):
         _refuse("`oncue up` is for this machine alone: use `oncue dispatcher` and `oncue worker`")
+    own = _read(
+        UpSettings,
+        {"worker_port": worker_port, "handlers": ",".join(handlers) or None},
+    )
     # Until the servers run, either signal simply ends this process, and with it its children.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with exclusive_home(settings.home):
@@ -214,31 +231,31 @@ def _up(settings: Settings, worker_port: int, handlers: list[str]) -> None:
             valkey = EmbeddedValkey(settings.home)
             changes["redis_url"] = valkey.url
         settings = settings.model_copy(update=changes)
-        for busy in (settings.port, worker_port):
+        for busy in (settings.port, own.worker_port):
             wait_for_port(settings.host, busy)
         run_migrations(settings.database_url)
         try:
             if valkey is not None:
                 valkey.start()
-            run(lambda: _up_async(settings, worker_port, handlers))
+            run(lambda: _up_async(settings, own, valkey))
         finally:
             if valkey is not None:
                 valkey.stop()
         typer.echo("oncue: stopped")
 
 
-def _banner(own: str, worker_url: str, settings: Settings) -> str:
+def _banner(api_url: str, worker_url: str, settings: Settings, own: UpSettings) -> str:
     return f"""
 Oncue is up.
 
-  API      {own}/openapi/jobs
-  Docs     {own}/docs
-  Health   {own}/readyz   worker: {worker_url}/readyz
-  State    {settings.home}/   callbacks may reach 127.0.0.0/8 (ONCUE_EGRESS_ALLOW)
+  API      {api_url}/openapi/jobs
+  Docs     {api_url}/docs
+  Health   {api_url}/readyz   worker: {worker_url}/readyz
+  State    {settings.home}/   callbacks may reach {own.egress_allow} (ONCUE_EGRESS_ALLOW)
 
 Try:
 
-  curl -s {own}/openapi/jobs -H 'Content-Type: application/json' \\
+  curl -s {api_url}/openapi/jobs -H 'Content-Type: application/json' \\
     -d '{FIRST_JOB}'
 
 Ctrl-C stops it.
@@ -246,9 +263,14 @@ Ctrl-C stops it.
 
 
 def _settings(**flags: Any) -> Settings:
+    return _read(Settings, flags)
+
+
+def _read(kind: type[AnySettings], flags: dict[str, Any]) -> AnySettings:
+    """Read settings; flags that are None were not given. A bad value ends the command."""
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return Settings(**given)
+        return kind(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = "_".join(str(part) for part in first["loc"])
@@ -287,16 +309,19 @@ def _shown(value: Any) -> str:
     return "" if value is None else _without_password(text)
 
 
-def _without_password(text: str) -> str:
+def _without_password(address: str) -> str:
+    """Show an address without what may be secret in it; one that cannot be read is not shown."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    if "://" not in text:
-        return text
+    if "://" not in address:
+        return address
     try:
-        return make_url(text).render_as_string()
-    except ArgumentError:
-        return text
+        url = make_url(address)
+    except (ArgumentError, ValueError):
+        return "(set)"
+    secret = [name for name in url.query if "pass" in name.lower() or "secret" in name.lower()]
+    return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string()
 
 
 def _is_secret(name: str) -> bool:

@@ -22,6 +22,8 @@ from typing import Final
 
 import aiohttp
 import structlog
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -37,6 +39,19 @@ START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 28.0
 PORT_FREE_SECONDS: Final = 20.0
 RESTART_PAUSE_SECONDS: Final = 1.0
+
+
+class UpSettings(BaseSettings):
+    """What `oncue up` passes on to its worker, from `ONCUE_*` variables or `.env`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ONCUE_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    worker_port: int = Field(8081, ge=0, le=65535)
+    handlers: str = ""
+    webhook_secret: SecretStr | None = None
+    egress_allow: str = "127.0.0.0/8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +143,19 @@ class EmbeddedValkey:
                 )
             time.sleep(0.02)
 
-    def is_running(self) -> bool:
-        """Tell whether the process lives."""
-        return self._process is not None and self._process.poll() is None
+    async def keep_running(self, stopping: asyncio.Event) -> None:
+        """Start it again whenever it has ended; its data is on disk.
+
+        Raises:
+            StartRefused: it does not come back.
+        """
+        while not stopping.is_set():
+            if self._process is not None and self._process.poll() is not None:
+                log.warning("valkey_ended", exit_code=self._process.returncode)
+                await asyncio.to_thread(self.start)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESTART_PAUSE_SECONDS):
+                    await stopping.wait()
 
     def stop(self) -> None:
         """End it and wait; its data stays."""

@@ -16,8 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import ApiKeys, InternalTokens
 from app.callbacks.handover import Handover
+from app.dispatch.death import Deaths
 from app.dispatch.lock import DispatchLock
 from app.dispatch.loop import DispatchLoop
+from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
@@ -76,6 +78,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
     lock = DispatchLock(ground)
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
+    prober = Prober(ground, roster)
     sender = Sender(ground, lock, roster, queues, settler)
 
     async def measure() -> None:
@@ -90,8 +93,8 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         settler=settler,
         lock=lock,
         sender=sender,
-        loop=DispatchLoop(ground, lock, roster, queues, sender),
-        recovery=Recovery(ground, lock, roster, sender, settler),
+        loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
+        recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),

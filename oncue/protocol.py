@@ -94,12 +94,13 @@ class Answer(StrEnum):
 
 
 class RejectReason(StrEnum):
-    """Why a worker refused a run; it holds nothing of it."""
+    """Why a worker refused a run; it holds nothing of it, and refuses every later copy too."""
 
     FULL = "full"
     DRAINING = "draining"
     UNKNOWN_HANDLER = "unknown_handler"
     CANCELLED = "cancelled"
+    INVALID = "invalid"
 
 
 class OutcomeStatus(StrEnum):
@@ -216,6 +217,10 @@ class ReportsRequest(Message):
     protocol: int = PROTOCOL_VERSION
     worker_id: str
     load: Load
+    delivers: bool = Field(
+        default=True,
+        description="Whether this worker delivers callbacks; if not, the answer has none.",
+    )
     outcomes: list[Outcome] = Field(default_factory=list, max_length=MAX_REPORTS_PER_REQUEST)
     stopped: list[str] = Field(
         default_factory=list,
@@ -230,7 +235,7 @@ class ReportsResponse(Message):
 
     acknowledged: list[str]
     acknowledged_stopped: list[str]
-    acknowledged_tries: list[str]
+    acknowledged_tries: list[str] = Field(description="Delivery ids of the stored `tries`.")
     deliveries: list[Delivery]
 
 
@@ -240,6 +245,13 @@ class WorkerState(StrEnum):
     UP = "UP"
     DRAINING = "DRAINING"
     DOWN = "DOWN"
+
+
+class DrainResponse(Message):
+    """The answer to `POST /drain`: what is left to do on a worker that takes no more runs."""
+
+    state: WorkerState
+    load: Load
 
 
 class OfferedHandler(Message):

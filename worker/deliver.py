@@ -22,6 +22,8 @@ from oncue.webhooks import sign_webhook
 from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply
 
 MOST_HELD: Final = 10_000
+MOST_HELD_PER_HOST: Final = 500
+MOST_HELD_PER_SLOW_HOST: Final = 64
 MOST_IN_FLIGHT: Final = 256
 MOST_IN_FLIGHT_TO_SLOW_HOSTS: Final = 96
 MOST_PER_HOST: Final = 16
@@ -38,13 +40,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """One receiver: its waiting deliveries, and whether its last try got no answer."""
+    """One receiver: its deliveries not yet tried, and whether its last try got no answer."""
 
     name: str
     waiting: deque[Delivery] = field(default_factory=deque)
     in_flight: int = 0
     slow: bool = False
     queued: bool = False
+
+    @property
+    def has_room(self) -> bool:
+        """True when it may be given one more delivery."""
+        most = MOST_HELD_PER_SLOW_HOST if self.slow else MOST_HELD_PER_HOST
+        return len(self.waiting) + self.in_flight < most
 
     @property
     def may_start(self) -> bool:
@@ -56,8 +64,8 @@ class _Host:
 class Deliverer:
     """Holds deliveries until their one try is made and the result acknowledged.
 
-    Hosts take turns. A host whose last try got no answer may only use a part of the room, so
-    that dead hosts, however many, delay only themselves.
+    Hosts take turns, and each may fill only a part of the room: a small part when its last try
+    got no answer, so that dead hosts, however many, delay only themselves.
     """
 
     def __init__(
@@ -128,9 +136,11 @@ class Deliverer:
             return True
         if len(self._held) >= MOST_HELD:
             return False
-        self._held[delivery.delivery_id] = delivery
         name = _host_of(delivery.url)
         host = self._hosts.setdefault(name, _Host(name))
+        if not host.has_room:
+            return False
+        self._held[delivery.delivery_id] = delivery
         host.waiting.append(delivery)
         self._waiting += 1
         self._idle.clear()

@@ -1,4 +1,4 @@
-"""The way to the dispatchers: the next address is tried when one fails."""
+"""The way to the dispatchers: the next address is tried when one fails or cannot answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import aiohttp
 
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
+WORKING: Final = frozenset({200, 400, 413, 422})
+"""Statuses of a dispatcher that read the request; any other may be the fault of its address."""
 
 
 class NoDispatcher(Exception):
@@ -24,7 +26,7 @@ class Reply:
 
 
 class Dispatchers:
-    """An HTTP client over the dispatchers' addresses; it stays with the one that answers."""
+    """An HTTP client over the dispatchers' addresses; it stays with the one that works."""
 
     def __init__(self, urls: tuple[str, ...], token: str | None) -> None:
         self._urls = urls
@@ -42,25 +44,33 @@ class Dispatchers:
         )
 
     async def post(self, path: str, body: bytes) -> Reply:
-        """Send to the first dispatcher that answers anything but 502, 503 or 504.
+        """Send to the dispatcher that worked last, then to the next until one works.
+
+        When none does, the last reply is returned.
 
         Raises:
-            NoDispatcher: none did.
+            NoDispatcher: there was no reply at all.
         """
         reason = "no address"
-        for _ in self._urls:
-            url = self._urls[self._current]
+        last: Reply | None = None
+        first = self._current
+        for turn in range(len(self._urls)):
+            index = (first + turn) % len(self._urls)
+            url = self._urls[index]
             try:
                 async with self._session.post(
                     url + path, data=body, allow_redirects=False
                 ) as response:
-                    if response.status not in (502, 503, 504):
-                        return Reply(response.status, await response.read())
-                    reason = f"{url} answered {response.status}"
+                    last = Reply(response.status, await response.read())
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reason = f"{url} failed with {type(error).__name__}"
-            self._current = (self._current + 1) % len(self._urls)
-        raise NoDispatcher(reason)
+                continue
+            if last.status in WORKING:
+                self._current = index
+                return last
+        if last is None:
+            raise NoDispatcher(reason)
+        return last
 
     async def close(self) -> None:
         """Close the connections."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from oncue.handlers import RegisteredHandler
-from oncue.protocol import Load, Run
+from oncue.protocol import Load, RejectReason, Run
 from worker.clock import boot_seconds
 from worker.outcome import EncodedOutcome
 from worker.verdict import Verdict
@@ -79,7 +79,7 @@ class Known:
 
 
 class Held:
-    """The tables of executions, the load they make, and the marks of cancelled strangers."""
+    """The tables of executions, the load they make, and the marks of refused ones."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -88,7 +88,7 @@ class Held:
         self.unacknowledged: dict[str, Execution] = {}
         self._finished: OrderedDict[str, tuple[float, tuple[int, int], bytes]] = OrderedDict()
         self._attempts: dict[tuple[int, int], str] = {}
-        self._refused: OrderedDict[str, float] = OrderedDict()
+        self._refused: OrderedDict[str, tuple[float, RejectReason]] = OrderedDict()
         self._sequence = 0
         self._sequence_lock = threading.Lock()
         self._idle = asyncio.Event()
@@ -186,21 +186,21 @@ class Held:
                 return execution
         return None
 
-    def refuse(self, execution_id: str) -> None:
+    def refuse(self, execution_id: str, reason: RejectReason) -> None:
         """Leave a mark that refuses a later `/run` of this execution."""
         now = boot_seconds()
-        self._refused[execution_id] = now
+        self._refused[execution_id] = now, reason
         self._refused.move_to_end(execution_id)
         while self._refused:
-            oldest, at = next(iter(self._refused.items()))
+            oldest, (at, _) = next(iter(self._refused.items()))
             if now - at < REMEMBER_SECONDS and len(self._refused) <= REMEMBER_AT_MOST:
                 break
             del self._refused[oldest]
 
-    def is_refused(self, execution_id: str) -> bool:
-        """Tell whether a cancel came before the run."""
-        at = self._refused.get(execution_id)
-        return at is not None and boot_seconds() - at < REMEMBER_SECONDS
+    def refusal_of(self, execution_id: str) -> RejectReason | None:
+        """Tell why an execution is refused: a cancel or a rejection came before this `/run`."""
+        at, reason = self._refused.get(execution_id, (0.0, None))
+        return reason if boot_seconds() - at < REMEMBER_SECONDS else None
 
     def running(self) -> list[Execution]:
         """A snapshot of what runs or is stopping; any thread may ask."""

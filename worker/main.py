@@ -33,6 +33,7 @@ from worker.shutdown import Shutdown
 
 BAD_SETTINGS_EXIT_CODE: Final = 2
 HURRY_SECONDS: Final = 0.2
+"""Between two signals: of two at once the process may see only one."""
 BACKLOG: Final = 2048
 
 log = structlog.get_logger(__name__)
@@ -171,6 +172,7 @@ def _end_with_stdin() -> None:
             pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(HURRY_SECONDS)
+    # The second one means: do not wait for the runs, return them.
     os.kill(os.getpid(), signal.SIGTERM)
 
 

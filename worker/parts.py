@@ -168,6 +168,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         leases=leases,
         dispatchers=dispatchers,
         clock=clock,
+        delivers=identity.delivers,
         deliver=deliverer.take,
         try_reported=deliverer.acknowledged,
     )

@@ -95,6 +95,7 @@ class Reporter:
         leases: Leases,
         dispatchers: Dispatchers,
         clock: DatabaseClock,
+        delivers: bool,
         deliver: Callable[[Sequence[Delivery]], object],
         try_reported: Callable[[DeliveryResult], None],
     ) -> None:
@@ -103,6 +104,7 @@ class Reporter:
         self._leases = leases
         self._dispatchers = dispatchers
         self._clock = clock
+        self._delivers = delivers
         self._deliver = deliver
         self._try_reported = try_reported
         self._queue: deque[Item] = deque()
@@ -280,6 +282,7 @@ class Reporter:
                 "protocol": PROTOCOL_VERSION,
                 "workerId": self._worker_id,
                 "load": self._held.load().model_dump(by_alias=True),
+                "delivers": self._delivers,
                 "outcomes": [
                     orjson.Fragment(item.outcome.wire)
                     for item in batch

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response, Security
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from oncue.protocol import (
     CANCEL_PATH,
@@ -20,7 +20,7 @@ from oncue.protocol import (
     CancelResponse,
     DeliverRequest,
     DeliverResponse,
-    Load,
+    DrainResponse,
     Message,
     RunRequest,
     RunResponse,
@@ -29,19 +29,13 @@ from oncue.protocol import (
 )
 from worker.parts import Parts
 from worker.problems import documented
+from worker.run import ReceivedRuns
 
 token = HTTPBearer(
     auto_error=False, scheme_name="internalToken", description="ONCUE_INTERNAL_TOKEN"
 )
 guarded = APIRouter(tags=["dispatcher"], dependencies=[Security(token)])
 opened = APIRouter(tags=["operations"])
-
-
-class DrainResponse(Message):
-    """What is left to do on a worker that takes no more runs."""
-
-    state: WorkerState
-    load: Load
 
 
 class Readiness(Message):
@@ -61,6 +55,9 @@ async def parts_of(request: Request) -> Parts:
 
 
 Running = Annotated[Parts, Depends(parts_of)]
+Runs = Annotated[
+    ReceivedRuns, PlainValidator(ReceivedRuns.model_validate, json_schema_input_type=RunRequest)
+]
 
 
 @guarded.post(
@@ -68,7 +65,7 @@ Running = Annotated[Parts, Depends(parts_of)]
     response_model=RunResponse,
     responses=documented(401, 409, 413, 422, 503),
 )
-async def run(request: RunRequest, parts: Running) -> Response:
+async def run(request: Runs, parts: Running) -> Response:
     """Take runs; each is accepted, a duplicate, or rejected with its reason."""
     return Response(await parts.intake.take(request), media_type="application/json")
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import structlog
+from pydantic import Field
 
 from oncue.handlers import RegisteredHandler
 from oncue.protocol import (
+    MAX_RUNS_PER_REQUEST,
     Answer,
     CancelRequest,
     CancelResponse,
+    Message,
     RejectReason,
     Run,
     RunRequest,
@@ -29,6 +32,21 @@ from worker.lease import Leases, LeaseUnavailable, Wanted
 log = structlog.get_logger(__name__)
 
 RunAnswerFields = dict[str, Any]
+
+
+class UnreadableRun(Message):
+    """A run of which only the id can be read."""
+
+    execution_id: str
+
+
+class ReceivedRuns(Message):
+    """A `RunRequest` in which each run is read for itself, so that a bad one is refused alone."""
+
+    term: int
+    runs: list[Annotated[Run | UnreadableRun, Field(union_mode="left_to_right")]] = Field(
+        max_length=MAX_RUNS_PER_REQUEST
+    )
 
 
 class Intake:
@@ -58,7 +76,7 @@ class Intake:
         self._clock = clock
         self._background: set[asyncio.Task[None]] = set()
 
-    async def take(self, request: RunRequest) -> bytes:
+    async def take(self, request: RunRequest | ReceivedRuns) -> bytes:
         """Answer all runs of a request, as the JSON of a `RunResponse`.
 
         Raises:
@@ -67,7 +85,12 @@ class Intake:
         """
         self._terms.admit(request.term)
         answers: dict[int, RunAnswerFields] = {}
-        pending = list(enumerate(request.runs))
+        pending: list[tuple[int, Run]] = []
+        for index, run in enumerate(request.runs):
+            if isinstance(run, Run):
+                pending.append((index, run))
+            else:
+                answers[index] = self._refuse_unreadable(run)
         while pending:
             pending = await self._take_round(pending, answers)
         return orjson.dumps(
@@ -95,7 +118,7 @@ class Intake:
             elif execution_id in self._held.unacknowledged:
                 stopped.append(execution_id)
             else:
-                self._held.refuse(execution_id)
+                self._held.refuse(execution_id, RejectReason.CANCELLED)
                 unknown.append(execution_id)
         return CancelResponse(stopped=stopped, unknown=unknown)
 
@@ -111,9 +134,9 @@ class Intake:
             known = self._held.find_attempt(run)
             blocker = self._held.reservation_of(run)
             if known is not None:
-                answers[index] = _duplicate(run, known)
-            elif self._held.is_refused(run.execution_id):
-                answers[index] = _rejected(run, RejectReason.CANCELLED)
+                answers[index] = _duplicate(run.execution_id, known)
+            elif refusal := self._held.refusal_of(run.execution_id):
+                answers[index] = self._reject(run.execution_id, refusal)
             elif blocker is not None:
                 later.append((index, run))
                 blockers.append(blocker)
@@ -171,7 +194,7 @@ class Intake:
             elif refusal is not None:
                 self._held.roll_back(execution)
                 given_back.append(execution)
-                answers[index] = _rejected(execution.run, refusal)
+                answers[index] = self._reject(execution.id, refusal)
             else:
                 self._held.begin(execution)
                 self._executor.start(execution)
@@ -179,18 +202,40 @@ class Intake:
         for (index, (run, reason)), value in zip(
             looked_at.items(), values[len(reserved) :], strict=True
         ):
+            known = self._held.find_attempt(run)
             mine = value == run_mark(self._boot_id, run.execution_id).encode()
-            answers[index] = (
-                _rejected(run, reason) if not value or mine else _owned_by_another(run, value)
-            )
+            if known is not None:
+                # Another copy of the request was accepted while Redis was asked.
+                answers[index] = _duplicate(run.execution_id, known)
+            elif value and not mine:
+                answers[index] = _owned_by_another(run, value)
+            else:
+                answers[index] = self._reject(run.execution_id, reason)
         if given_back:
             self._spawn(self._give_back(given_back))
 
     def _second_thought(self, execution: Execution) -> RejectReason | None:
-        """A cancel or a drain may have come while Redis was asked."""
-        if self._held.is_refused(execution.id):
-            return RejectReason.CANCELLED
+        """A refusal or a drain may have come while Redis was asked."""
+        if refusal := self._held.refusal_of(execution.id):
+            return refusal
         return RejectReason.DRAINING if self._held.draining else None
+
+    def _refuse_unreadable(self, run: UnreadableRun) -> RunAnswerFields:
+        log.error("a run cannot be read", execution_id=run.execution_id)
+        known = self._held.find(run.execution_id)
+        if known is not None:
+            return _duplicate(run.execution_id, known)
+        return self._reject(run.execution_id, RejectReason.INVALID)
+
+    def _reject(self, execution_id: str, reason: RejectReason) -> RunAnswerFields:
+        """Refuse a run for good: an earlier copy of the request may be late, and yet to come."""
+        first_reason = self._held.refusal_of(execution_id) or reason
+        self._held.refuse(execution_id, first_reason)
+        return {
+            "executionId": execution_id,
+            "answer": Answer.REJECTED.value,
+            "reason": first_reason.value,
+        }
 
     async def _give_back(self, executions: list[Execution]) -> None:
         try:
@@ -208,17 +253,9 @@ def _accepted(run: Run) -> RunAnswerFields:
     return {"executionId": run.execution_id, "answer": Answer.ACCEPTED.value}
 
 
-def _rejected(run: Run, reason: RejectReason) -> RunAnswerFields:
-    return {
-        "executionId": run.execution_id,
-        "answer": Answer.REJECTED.value,
-        "reason": reason.value,
-    }
-
-
-def _duplicate(run: Run, known: Known) -> RunAnswerFields:
+def _duplicate(execution_id: str, known: Known) -> RunAnswerFields:
     answer: RunAnswerFields = {
-        "executionId": run.execution_id,
+        "executionId": execution_id,
         "answer": Answer.DUPLICATE.value,
         "ownerExecutionId": known.execution_id,
     }
@@ -237,4 +274,4 @@ def _owned_by_another(run: Run, value: bytes) -> RunAnswerFields:
         log.warning("the outcome under a run key is not JSON", job_id=run.job_id)
         outcome = b""
     owner = execution_id.decode(errors="replace")
-    return _duplicate(run, Known(owner, outcome or None))
+    return _duplicate(run.execution_id, Known(owner, outcome or None))

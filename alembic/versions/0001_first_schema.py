@@ -10,6 +10,11 @@ revision = "0001"
 down_revision = None
 
 
+def _only_on_sqlite(condition: str, name: str) -> sa.CheckConstraint:
+    """MySQL's columns have their length, and its length() counts bytes."""
+    return sa.CheckConstraint(condition, name=op.f(name)).ddl_if(dialect="sqlite")
+
+
 def upgrade() -> None:
     op.create_table(
         "callback_delivery",
@@ -133,13 +138,9 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.Column("finished_at", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "length(client_request_id) <= 128", name=op.f("ck_job_info_client_request_id_length")
-        ),
-        sa.CheckConstraint(
-            "length(job_handler) <= 128", name=op.f("ck_job_info_job_handler_length")
-        ),
-        sa.CheckConstraint("length(job_name) <= 128", name=op.f("ck_job_info_job_name_length")),
+        _only_on_sqlite("length(client_request_id) <= 128", "ck_job_info_client_request_id_length"),
+        _only_on_sqlite("length(job_handler) <= 128", "ck_job_info_job_handler_length"),
+        _only_on_sqlite("length(job_name) <= 128", "ck_job_info_job_name_length"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_job_info")),
         sa.UniqueConstraint(
             "parent_id",
@@ -252,7 +253,7 @@ def upgrade() -> None:
         sa.Column("job_handler", sa.String(length=128), nullable=False),
         sa.Column("requirement", sa.String(length=255), server_default="", nullable=False),
         sa.Column("partition_no", sa.SmallInteger(), server_default="0", nullable=False),
-        sa.CheckConstraint("length(job_handler) <= 128", name=op.f("ck_queue_job_handler_length")),
+        _only_on_sqlite("length(job_handler) <= 128", "ck_queue_job_handler_length"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_queue")),
         sa.UniqueConstraint(
             "job_handler",
@@ -336,6 +337,18 @@ def upgrade() -> None:
         sa.Column("first_heartbeat", sa.BigInteger(), nullable=False),
         sa.Column("last_heartbeat", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_worker_node")),
+        mysql_charset="utf8mb4",
+        mysql_collate="utf8mb4_bin",
+        mysql_engine="InnoDB",
+        sqlite_autoincrement=False,
+    )
+    op.create_table(
+        "stopping_execution",
+        sa.Column("execution_id", sa.String(length=36), nullable=False),
+        sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("trigger_ts", sa.BigInteger(), nullable=False),
+        sa.Column("worker_id", sa.String(length=128), nullable=False),
+        sa.PrimaryKeyConstraint("execution_id", name=op.f("pk_stopping_execution")),
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",
         mysql_engine="InnoDB",

@@ -11,7 +11,7 @@ from app.edge.problems import Problem
 
 
 class BadKeys(ValueError):
-    """`ONCUE_API_KEYS` is not `name:key,...`."""
+    """A setting with keys or tokens is set, and holds none that can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class ApiKeys:
             if not separator or not name or len(key) < 8:
                 raise BadKeys("ONCUE_API_KEYS is name:key,... with keys of 8 characters or more")
             self._callers[_digest(key)] = Caller(name)
+        if configured and not self._callers:
+            raise BadKeys("ONCUE_API_KEYS is set and has no key in it")
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return who sent these headers.
@@ -61,6 +63,8 @@ class InternalTokens:
     def __init__(self, configured: str) -> None:
         self._tokens = [part.strip() for part in configured.split(",") if part.strip()]
         self._digests = [_digest(token) for token in self._tokens]
+        if configured and not self._tokens:
+            raise BadKeys("ONCUE_INTERNAL_TOKEN is set and has no token in it")
 
     @property
     def sent(self) -> str:

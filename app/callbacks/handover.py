@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from http import HTTPStatus
 from typing import Final
@@ -19,7 +18,7 @@ from app.lifecycle.moves.deliver import HandedOver, give_back, read_next_try_at,
 from app.plumbing.bus import OWED
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer
-from app.plumbing.loops import Loop
+from app.plumbing.loops import Loop, Tasks
 from oncue.protocol import (
     DELIVER_PATH,
     MAX_INTERNAL_BODY_BYTES,
@@ -33,6 +32,8 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS: Final = 1.0
 BATCH_LIMIT: Final = 200
 REFUSED_PAUSE_MS: Final = 1000
+LOCKED_PAUSE_SECONDS: Final = 0.05
+OFFER_SECONDS: Final = 5.0
 MAX_REQUEST_BYTES: Final = MAX_INTERNAL_BODY_BYTES // 2
 
 
@@ -51,6 +52,8 @@ class Handover:
         self._roster = roster
         self._client = ground.client
         self._owed = asyncio.Event()
+        self._busy: set[str] = set()
+        self._tasks = Tasks()
         self._loop = Loop("handover", self._step, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(OWED, lambda _signal: self._owed.set())
 
@@ -61,21 +64,27 @@ class Handover:
     async def stop(self) -> None:
         """Stop handing over."""
         await self._loop.stop()
+        await self._tasks.stop()
 
     async def _step(self) -> None:
         self._owed.clear()
         term = self._lock.term
-        workers = [node.worker_id for node in self._roster.delivering()]
+        workers = [
+            node.worker_id for node in self._roster.delivering() if node.worker_id not in self._busy
+        ]
         if term is None or not workers:
-            await asyncio.sleep(LOOK_SECONDS / 2)
+            await self._wait(LOOK_SECONDS / 2)
             return
         next_try_at = await self._database.read(read_next_try_at)
         wait = LOOK_SECONDS if next_try_at is None else (next_try_at - self._clock.now_ms()) / 1000
         if wait <= 0:
             await self._hand_over(term, workers)
             return
+        await self._wait(min(wait, LOOK_SECONDS))
+
+    async def _wait(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(min(wait, LOOK_SECONDS)):
+            async with asyncio.timeout(seconds):
                 await self._owed.wait()
         except TimeoutError:
             return
@@ -87,16 +96,22 @@ class Handover:
         taken = await self._database.write(take)
         if not taken:
             # Another transaction holds the rows: they are looked at again shortly.
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LOCKED_PAUSE_SECONDS)
             return
         by_worker: dict[str, list[HandedOver]] = defaultdict(list)
         for one in taken:
             by_worker[one.worker_id].append(one)
-        started = time.monotonic()
-        await asyncio.gather(
-            *(self._offer(worker_id, own, term) for worker_id, own in by_worker.items())
-        )
-        log.debug("handed_over", deliveries=len(taken), seconds=time.monotonic() - started)
+        for worker_id, own in by_worker.items():
+            self._busy.add(worker_id)
+            self._tasks.start(self._offer_alone(worker_id, own, term), name=f"offer {worker_id}")
+
+    async def _offer_alone(self, worker_id: str, own: list[HandedOver], term: int) -> None:
+        """Make one offer to a worker at a time, so that a silent one delays only its own."""
+        try:
+            await self._offer(worker_id, own, term)
+        finally:
+            self._busy.discard(worker_id)
+            self._owed.set()
 
     async def _offer(self, worker_id: str, own: list[HandedOver], term: int) -> None:
         """Send deliveries to a worker; what it refuses is due again, what is unclear waits."""
@@ -137,7 +152,8 @@ class Handover:
             ],
         )
         try:
-            reply = await self._client.post(url, request.model_dump_json(by_alias=True).encode())
+            body = request.model_dump_json(by_alias=True).encode()
+            reply = await self._client.post(url, body, seconds=OFFER_SECONDS)
         except NoAnswer as error:
             log.info("handover_unanswered", url=url, error=str(error))
             return None

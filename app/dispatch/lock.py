@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from app.ground import Ground
-from app.lifecycle.term import begin_term
+from app.lifecycle.term import TermRowMissing, begin_term, read_term
 from app.plumbing.bus import LOCK
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
@@ -19,6 +19,7 @@ from app.plumbing.redis import REDIS_ERRORS
 log = structlog.get_logger(__name__)
 
 TRY_SECONDS: Final = 1.0
+EXTEND_AGAIN_SECONDS: Final = 0.2
 
 # A client whose first reply was lost finds its own token, not somebody else's lock.
 _ACQUIRE: Final = """
@@ -46,8 +47,9 @@ return 0
 class DispatchLock:
     """Acquires, extends at a third of its life, and releases the lock of partition 0.
 
-    `held` is true only while the lock cannot have run out: its life is counted from before the
-    last successful extension was sent.
+    `term` is there only while the lock cannot have run out: its life is counted from before the
+    last successful extension was sent. The database is asked as often as Redis: a holder that it
+    does not answer, or that it knows a later term than, lets go.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class DispatchLock:
         self._life = ground.settings.lock_seconds
         self._token = uuid.uuid4().hex
         self._valid_until = float("-inf")
+        self._confirmed_until = float("-inf")
         self._term: int | None = None
         self._free = asyncio.Event()
         self._changed = asyncio.Event()
@@ -70,11 +73,6 @@ class DispatchLock:
             "dispatch-lock", self._step, expected=(*REDIS_ERRORS, DatabaseUnavailable)
         )
         ground.bus.subscribe(LOCK, lambda _signal: self._free.set())
-
-    @property
-    def holder(self) -> str:
-        """The token that names this process in the lock and in the term's row."""
-        return self._token
 
     @property
     def term(self) -> int | None:
@@ -101,11 +99,7 @@ class DispatchLock:
         held = self._term is not None
         self._forget()
         if held:
-            try:
-                await self._redis.eval(_RELEASE, 1, self._key, self._token)
-            except REDIS_ERRORS as error:
-                log.info("lock_not_released", error=str(error))
-            self._bus.publish(LOCK, [])
+            await self._release()
 
     def give_up(self, reason: str) -> None:
         """Stop acting as the holder: a worker or the database knows a higher term."""
@@ -123,17 +117,7 @@ class DispatchLock:
         if self._clock.may_dispatch and await self._redis.eval(
             _ACQUIRE, 1, self._key, self._token, self._life_ms
         ):
-            term = await self._database.write(
-                lambda connection: begin_term(connection, self._database, self._token)
-            )
-            self._valid_until = sent + self._life
-            if not self.is_valid:
-                return
-            self._term = term
-            self._metrics.lock_held.set(1)
-            self._metrics.term.set(term)
-            log.info("lock_held", term=term)
-            self._changed.set()
+            await self._begin(sent)
             return
         self._free.clear()
         try:
@@ -142,23 +126,78 @@ class DispatchLock:
         except TimeoutError:
             return
 
+    async def _begin(self, sent: float) -> None:
+        """Start a term; a process that cannot reach the database must not keep the others out."""
+        try:
+            term = await self._database.write(
+                lambda connection: begin_term(connection, self._database, self._token)
+            )
+        except Exception:
+            await self._release()
+            await asyncio.sleep(2 * TRY_SECONDS)
+            raise
+        self._valid_until = self._confirmed_until = sent + self._life
+        if not self.is_valid:
+            return
+        self._term = term
+        self._metrics.lock_held.set(1)
+        self._metrics.term.set(term)
+        log.info("lock_held", term=term)
+        self._changed.set()
+
     async def _extend(self) -> None:
         await asyncio.sleep(self._life / 3)
-        sent = time.monotonic()
+        await self._extend_in_redis()
+        if self._term is not None:
+            await self._confirm_in_database()
+
+    async def _extend_in_redis(self) -> None:
+        while self._term is not None:
+            sent = time.monotonic()
+            try:
+                extended = await self._redis.eval(_EXTEND, 1, self._key, self._token, self._life_ms)
+            except REDIS_ERRORS as error:
+                # One lost reply must not cost the lock: there is time to ask again.
+                if not self.is_valid:
+                    self._lose("it could not be extended in time")
+                    raise
+                log.info("lock_not_extended_yet", error=str(error))
+                await asyncio.sleep(EXTEND_AGAIN_SECONDS)
+                continue
+            if not extended or sent >= self._valid_until:
+                self._lose("it ran out")
+            else:
+                self._valid_until = sent + self._life
+            return
+
+    async def _confirm_in_database(self) -> None:
+        """Give the lock up when the database knows a later term, or cannot be asked for long."""
+        asked = time.monotonic()
+        reason = None
         try:
-            extended = await self._redis.eval(_EXTEND, 1, self._key, self._token, self._life_ms)
-        except REDIS_ERRORS:
-            if not self.is_valid:
-                self._lose("it could not be extended in time")
-            raise
-        if not extended or sent >= self._valid_until:
-            self._lose("it ran out")
-            return
-        if self._term is not None and not self._clock.may_dispatch:
-            self._lose("this process's clock is more than 5 s off the database's")
+            async with asyncio.timeout(self._life / 3):
+                term = await self._database.read(read_term)
+        except (DatabaseUnavailable, TermRowMissing, TimeoutError):
+            if time.monotonic() >= self._confirmed_until:
+                reason = "the database cannot be asked for its term"
+        else:
+            self._confirmed_until = asked + self._life
+            if term != self._term:
+                reason = "the database knows a later term"
+        if not self._clock.may_dispatch:
+            reason = "this process's clock is more than 5 s off the database's"
+        if reason is not None and self._term is not None:
+            self._lose(reason)
+            await self._release()
+            # Somebody else's turn.
+            await asyncio.sleep(2 * TRY_SECONDS)
+
+    async def _release(self) -> None:
+        try:
             await self._redis.eval(_RELEASE, 1, self._key, self._token)
-            return
-        self._valid_until = sent + self._life
+        except REDIS_ERRORS as error:
+            log.info("lock_not_released", error=str(error))
+        self._bus.publish(LOCK, [])
 
     def _lose(self, reason: str) -> None:
         log.warning("lock_lost", reason=reason, term=self._term)

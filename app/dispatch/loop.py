@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,16 +14,17 @@ import uuid_utils
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.dispatch.lock import DispatchLock
+from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
 from app.dispatch.send import Sender
 from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
-from app.lifecycle.moves.settle import new_token
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
 from app.lifecycle.running import read_for_sending, read_running
+from app.lifecycle.token import new_token
 from app.plumbing.bus import BEAT, LOAD, WAKE, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
@@ -49,6 +50,7 @@ class DispatchLoop:
         lock: DispatchLock,
         roster: Roster,
         queues: QueueBook,
+        prober: Prober,
         sender: Sender,
     ) -> None:
         self._database = ground.database
@@ -56,12 +58,14 @@ class DispatchLoop:
         self._lock = lock
         self._roster = roster
         self._queues = queues
+        self._prober = prober
         self._sender = sender
         self._metrics = ground.metrics
         self._policy = ground.settings.balance
         self._claim_batch = ground.settings.claim_batch
         self._look = asyncio.Event()
         self._fleet_changed = False
+        self._reload_queues = True
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
         self._turn = 0
@@ -77,6 +81,7 @@ class DispatchLoop:
     async def stop(self) -> None:
         """Stop claiming."""
         await self._loop.stop()
+        await self._prober.stop()
 
     async def _step(self) -> None:
         term = self._lock.term
@@ -91,7 +96,8 @@ class DispatchLoop:
         if time.monotonic() >= self._rescan_at:
             self._rescan_at = time.monotonic() + RESCAN_SECONDS
             self._queues.forget_positions()
-            self._fleet_changed = True
+            # A signal may have been lost: new queues and workers are found here at the latest.
+            self._fleet_changed = self._reload_queues = True
         if self._fleet_changed or not self._queues.complete:
             await self._refresh()
         self._look.clear()
@@ -106,6 +112,7 @@ class DispatchLoop:
         running = await self._database.read(
             lambda connection: read_running(connection, self._database)
         )
+        self._roster.seed(Counter(task.worker_id for task in running if task.accepted))
         unanswered = [task for task in running if not task.accepted]
         runs = await self._database.read(
             lambda connection: read_for_sending(connection, unanswered)
@@ -115,9 +122,11 @@ class DispatchLoop:
 
     async def _refresh(self) -> None:
         self._fleet_changed = False
-        if not self._queues.complete or time.monotonic() >= self._rescan_at - RESCAN_SECONDS / 2:
+        if self._reload_queues or not self._queues.complete:
+            self._reload_queues = False
             self._queues.load(await self._database.read(read_queues))
         self._roster.refresh(await self._database.read(read_nodes))
+        self._prober.clear_suspects()
 
     async def _round(self, term: int) -> None:
         now = self._clock.now_ms()
@@ -253,8 +262,8 @@ class DispatchLoop:
 
     def _on_load(self, signal: Signal) -> None:
         worker_id, seq, active = signal
-        if self._roster.observe(worker_id, Load(seq=seq, active=active)):
-            self._look.set()
+        self._roster.observe(worker_id, Load(seq=seq, active=active))
+        self._look.set()
 
     def _on_beat(self, _signal: Signal) -> None:
         self._fleet_changed = True

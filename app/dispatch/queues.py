@@ -85,6 +85,7 @@ class QueueBook:
 
     def __init__(self) -> None:
         self._states: dict[int, QueueState] = {}
+        self._by_handler: dict[str, list[QueueState]] = {}
         self.complete = False
         """False when a queue was named that is not known: the rows must be read again."""
 
@@ -92,7 +93,8 @@ class QueueBook:
         """Take over the rows of all queues."""
         for row in rows:
             if row.queue_id not in self._states:
-                self._states[row.queue_id] = QueueState(row)
+                state = self._states[row.queue_id] = QueueState(row)
+                self._by_handler.setdefault(row.job_handler, []).append(state)
         self.complete = True
 
     def forget_positions(self) -> None:
@@ -119,12 +121,14 @@ class QueueBook:
 
     def served(self, roster: Roster) -> list[tuple[QueueState, int]]:
         """Return the queues that live workers have slots for, with the number of slots."""
-        slots: dict[tuple[str, str], int] = {}
         served = []
-        for state in self._states.values():
-            key = (state.row.job_handler, state.row.requirement)
-            if key not in slots:
-                slots[key] = sum(worker.free for worker in roster.slots_for(*key))
-            if slots[key] > 0:
-                served.append((state, slots[key]))
+        for handler in roster.handlers:
+            slots: dict[str, int] = {}
+            for state in self._by_handler.get(handler, ()):
+                requirement = state.row.requirement
+                if requirement not in slots:
+                    workers = roster.slots_for(handler, requirement)
+                    slots[requirement] = sum(worker.free for worker in workers)
+                if slots[requirement] > 0:
+                    served.append((state, slots[requirement]))
         return served

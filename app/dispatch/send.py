@@ -24,9 +24,10 @@ from app.fleet.settler import Settler
 from app.ground import Ground
 from app.lifecycle.moves.assign import Reassignment, note_running, reassign
 from app.lifecycle.moves.claim import Claimed
-from app.lifecycle.moves.settle import Ending, new_token
+from app.lifecycle.moves.ending import Ending
 from app.lifecycle.states import ExecutionStatus
-from app.plumbing.bus import ENDED, Signal
+from app.lifecycle.token import new_token
+from app.plumbing.bus import ENDED, LOAD, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer, Reply
 from app.plumbing.json_text import Unencodable
@@ -70,6 +71,7 @@ class Sender:
         self._queues = queues
         self._settler = settler
         self._client = ground.client
+        self._bus = ground.bus
         self._metrics = ground.metrics
         self._default_timeout_ms = round(ground.settings.default_timeout_seconds * 1000)
         self._policy = ground.settings.balance
@@ -189,14 +191,15 @@ class Sender:
         by_id = {run.execution_id: run for run in runs}
         refused: dict[str, str] = {}
         endings: list[Ending] = []
+        stuck: list[Claimed] = []
         now = time.monotonic()
         for answer in response.answers:
             run = by_id.pop(answer.execution_id, None)
             if run is None:
                 continue
-            self._unanswered.pop(answer.execution_id, None)
             self._roster.answered(worker_id, answer.execution_id)
             if answer.answer is Answer.REJECTED:
+                # Known as on the way until its return is committed: recovery must not send it.
                 refused[answer.execution_id] = str(answer.reason)
                 if answer.reason == "draining":
                     self._roster.mark_draining(worker_id)
@@ -205,17 +208,24 @@ class Sender:
             elif answer.owner_execution_id in (None, answer.execution_id):
                 self._accepted[answer.execution_id] = (now, int(self._clock.now_ms()))
             else:
-                log.error(
+                # An earlier execution of the same attempt holds the run key: a new attempt, with
+                # a key of its own, is the way out.
+                stuck.append(run)
+                log.warning(
                     "attempt_run_under_another_execution",
                     job_id=run.job_id,
                     execution_id=answer.execution_id,
                     owner=answer.owner_execution_id,
                 )
-        self._roster.observe(worker_id, response.load)
+        # Slots may have come free without the worker's count falling: let the loop look.
+        self._bus.publish(
+            LOAD, [worker_id, response.load.seq, response.load.active], here_only=True
+        )
         if endings:
             await asyncio.gather(*(self._settler.settle(ending) for ending in endings))
         if refused:
             await self._replace([run for run in runs if run.execution_id in refused], refused, term)
+        await self._give_back(stuck, dict.fromkeys(_ids(stuck), "its run key is taken"), term)
 
     async def _replace(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
         """Give refused runs to other workers, or back to their queue."""
@@ -257,6 +267,10 @@ class Sender:
                 self._roster.answered(move.worker_id, move.execution_id)
         self.send(moved)
         elsewhere = {run.job_id for run in moved}
+        await self._give_back([run for run in runs if run.job_id not in elsewhere], reasons, term)
+
+    async def _give_back(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
+        """Return runs that no worker has to their queues."""
         await asyncio.gather(
             *(
                 self._settler.settle(
@@ -267,10 +281,10 @@ class Sender:
                         error_code="refused",
                         error_message=f"The worker refused the run: {reasons[run.execution_id]}.",
                         reason=f"refused by {run.worker_id}: {reasons[run.execution_id]}"[:255],
+                        in_term=term,
                     )
                 )
                 for run in runs
-                if run.job_id not in elsewhere
             )
         )
 

@@ -136,7 +136,10 @@ def install_problems(app: FastAPI) -> None:
     @app.exception_handler(DatabaseUnavailable)
     async def on_database(_request: Request, _error: DatabaseUnavailable) -> Response:
         return problem_response(
-            Problem("database_unavailable", "Nothing was stored; repeat the same request later.")
+            Problem(
+                "database_unavailable",
+                "It is not known whether anything was stored: repeat the same request later.",
+            )
         )
 
     @app.exception_handler(Exception)

@@ -15,7 +15,8 @@ from app.edge.problems import Problem
 from app.fleet.settler import Settler, unstorable
 from app.ground import Ground
 from app.lifecycle.moves.deliver import note_tries
-from app.lifecycle.moves.settle import Ending, Settlement, release_stopped
+from app.lifecycle.moves.ending import Ending, Settlement
+from app.lifecycle.moves.release import release_stopped
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import LOAD, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
@@ -66,12 +67,14 @@ class Reports:
         envelope = _envelope(body)
         worker_id = str(envelope["workerId"])
         load = Load.model_validate(envelope["load"])
+        # The callback is left to others if this worker says that it delivers none.
+        deliver_by = worker_id if envelope.get("delivers", True) else None
         # The run's slot is free whether or not its end can be stored now.
         self._bus.publish(LOAD, [worker_id, load.seq, load.active])
         endings = [
             ending
             for report in envelope.get("outcomes", [])
-            if (ending := read_ending(report, worker_id)) is not None
+            if (ending := read_ending(report, deliver_by)) is not None
         ]
         stored, released, tried = await asyncio.gather(
             self._settle(endings),
@@ -111,7 +114,11 @@ class Reports:
             released = await self._database.write(
                 lambda connection: release_stopped(connection, stopped)
             )
-            wakes = [[queue, priority, due] for queue, priority, due in released if due is not None]
+            wakes = [
+                [one.queue_id, one.priority, one.due_ms]
+                for one in released
+                if one.due_ms is not None
+            ]
             if wakes:
                 self._bus.publish(WAKE, wakes)
         return stopped
@@ -141,7 +148,7 @@ class Reports:
         return [result.delivery_id for result in results]
 
 
-def read_ending(report: Any, worker_id: str) -> Ending | None:
+def read_ending(report: Any, deliver_by: str | None) -> Ending | None:
     """Read one report; an unreadable one of a known execution becomes `result_unstorable`."""
     if not isinstance(report, dict):
         return None
@@ -152,15 +159,15 @@ def read_ending(report: Any, worker_id: str) -> Ending | None:
     if not execution_id.isascii() or len(execution_id) > 64 or not 0 < job_id < 2**63:
         log.warning("report_with_impossible_ids")
         return None
-    bare = Ending(execution_id, job_id, ExecutionStatus.FAILED, deliver_by=worker_id)
+    bare = Ending(execution_id, job_id, ExecutionStatus.FAILED, deliver_by=deliver_by)
     try:
         outcome = Outcome.model_validate(report)
-        return ending_of(outcome, worker_id)
+        return ending_of(outcome, deliver_by)
     except (ValidationError, Unencodable):
         return unstorable(bare)
 
 
-def ending_of(outcome: Outcome, worker_id: str | None) -> Ending:
+def ending_of(outcome: Outcome, deliver_by: str | None) -> Ending:
     """Turn a worker's outcome into the ending to settle.
 
     Raises:
@@ -178,7 +185,7 @@ def ending_of(outcome: Outcome, worker_id: str | None) -> Ending:
                         outcome.execution_id,
                         outcome.job_id,
                         ExecutionStatus.FAILED,
-                        deliver_by=worker_id,
+                        deliver_by=deliver_by,
                     )
                 ),
                 error_code="result_too_large",
@@ -199,7 +206,7 @@ def ending_of(outcome: Outcome, worker_id: str | None) -> Ending:
         accepted_at=outcome.accepted_at,
         started_at=outcome.started_at,
         finished_at=outcome.finished_at,
-        deliver_by=worker_id,
+        deliver_by=deliver_by,
     )
 
 

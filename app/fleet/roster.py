@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,13 +16,17 @@ SILENT_MS: Final = LEASE_SECONDS * 1000
 
 @dataclass(slots=True)
 class LiveWorker:
-    """A worker: its last row, its newest own count, and the runs sent to it but not answered."""
+    """A worker: its last row, its newest own count, and the runs sent to it but not answered.
+
+    A worker is suspect until it has answered a call to its address: one that beats but cannot
+    be reached must be dealt nothing.
+    """
 
     node: Node
     load_seq: int
     active: int
     unanswered: set[str] = field(default_factory=set)
-    suspect: bool = False
+    suspect: bool = True
     draining: bool = False
 
     @property
@@ -37,6 +41,7 @@ class Roster:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._workers: dict[str, LiveWorker] = {}
+        self._by_handler: dict[str, list[LiveWorker]] = {}
 
     def refresh(self, nodes: Iterable[Node]) -> None:
         """Take over the rows of all workers that are not DOWN; forget the others."""
@@ -47,21 +52,40 @@ class Roster:
             if known is None:
                 self._workers[node.worker_id] = LiveWorker(node, node.load_seq, node.active)
                 continue
-            if node.last_heartbeat > known.node.last_heartbeat:
-                known.suspect = False
             known.node = node
             self.observe(node.worker_id, Load(seq=node.load_seq, active=node.active))
         for worker_id in self._workers.keys() - seen:
             del self._workers[worker_id]
+        self._by_handler = {}
+        for worker in self._workers.values():
+            for name in worker.node.handler_names:
+                self._by_handler.setdefault(name, []).append(worker)
 
-    def observe(self, worker_id: str, load: Load) -> bool:
-        """Take a worker's own count if it is newer; tell whether it freed a slot."""
+    def seed(self, running: Mapping[str, int]) -> None:
+        """Start a term from the RUNNING rows by owner: a beat may be older than they are."""
+        for worker_id, count in running.items():
+            worker = self._workers.get(worker_id)
+            if worker is not None:
+                worker.active = max(worker.active, count)
+
+    def suspects(self) -> list[Node]:
+        """Return the beating workers that have not answered a call lately."""
+        return [
+            worker.node
+            for worker in self._workers.values()
+            if worker.suspect and self._beats(worker)
+        ]
+
+    @property
+    def handlers(self) -> Iterable[str]:
+        """The handlers that known workers offer."""
+        return self._by_handler.keys()
+
+    def observe(self, worker_id: str, load: Load) -> None:
+        """Take a worker's own count if it is newer."""
         worker = self._workers.get(worker_id)
-        if worker is None or load.seq <= worker.load_seq:
-            return False
-        freed = load.active < worker.active
-        worker.load_seq, worker.active = load.seq, load.active
-        return freed
+        if worker is not None and load.seq > worker.load_seq:
+            worker.load_seq, worker.active = load.seq, load.active
 
     def get(self, worker_id: str) -> LiveWorker | None:
         """Return a worker that is known and not DOWN."""
@@ -80,7 +104,7 @@ class Roster:
             worker.unanswered.discard(execution_id)
 
     def doubt(self, worker_id: str) -> None:
-        """Deal nothing to a worker that did not answer, until it answers or beats again."""
+        """Deal nothing to a worker that did not answer, until it does."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.suspect = True
@@ -108,10 +132,8 @@ class Roster:
                 cpu_idle_percent=worker.node.cpu_idle_percent,
                 weight=worker.node.weight,
             )
-            for worker in self._workers.values()
-            if self._takes_runs(worker)
-            and handler in worker.node.handler_names
-            and meets(requirement, worker.node.labels)
+            for worker in self._by_handler.get(handler, ())
+            if self._takes_runs(worker) and meets(requirement, worker.node.labels)
         ]
 
     def delivering(self) -> list[Node]:
@@ -124,10 +146,6 @@ class Roster:
             and self._beats(worker)
             and worker.node.state is not WorkerState.DOWN
         ]
-
-    def all(self) -> list[LiveWorker]:
-        """Return every worker that is known and not DOWN."""
-        return list(self._workers.values())
 
     def _takes_runs(self, worker: LiveWorker) -> bool:
         return (

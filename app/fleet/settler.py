@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import orjson
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.ground import Ground
-from app.lifecycle.moves.settle import Ending, Settled, Settlement, settle
+from app.lifecycle.moves.ending import Ending, Settled, Settlement
+from app.lifecycle.moves.settle import settle
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import ENDED, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
@@ -20,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 BATCH_LIMIT = 200
 BACKLOG_LIMIT = 100_000
+UNSTORABLE_ERRORS = (DBAPIError, UnicodeError, OverflowError, orjson.JSONEncodeError)
+"""What the values themselves cause; every other trouble of the database passes with time."""
 
 
 class Settler:
@@ -44,9 +49,7 @@ class Settler:
         """
         try:
             return await self._commits.add(ending)
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rest must go on
+        except UNSTORABLE_ERRORS as error:
             log.warning(
                 "unstorable_report",
                 job_id=ending.job_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from pydantic.alias_generators import to_camel
 MAX_PARAMS_BYTES = 64 * 1024
 MAX_LABELS = 16
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,63}$"
 
 
@@ -74,7 +76,7 @@ class SubmitJob(_Wire):
     priority: int = Field(5, ge=0, le=9, strict=True, description="9 first.")
     timeout_ms: int | None = Field(None, ge=1, le=604_800_000, strict=True)
     max_retry: int = Field(3, ge=0, le=1000, strict=True)
-    retry_interval_seconds: float = Field(60, ge=0, le=86_400)
+    retry_interval_seconds: float = Field(60, ge=0, le=86_400, strict=True)
     retry_backoff: Literal["fixed", "exponential"] = "fixed"
     labels: dict[
         Annotated[str, StringConstraints(pattern=LABEL_NAME)],
@@ -85,10 +87,20 @@ class SubmitJob(_Wire):
         description="`worker.NAME` asks for a worker whose label NAME has that value.",
     )
 
+    @field_validator("run_at", mode="before")
+    @classmethod
+    def _rfc3339(cls, value: object) -> object:
+        if value is not None and not (isinstance(value, str) and RFC3339.fullmatch(value)):
+            raise ValueError("must be RFC 3339 text with an offset, as 2026-01-31T09:00:00Z")
+        return value
+
     @field_validator("run_at")
     @classmethod
     def _sane_year(cls, value: datetime | None) -> datetime | None:
-        if value is not None and not 1970 <= value.astimezone(UTC).year <= 2200:
+        # Near the ends of the calendar a moment may have no UTC time at all.
+        if value is not None and not (
+            1970 <= value.year <= 2200 and 1970 <= value.astimezone(UTC).year <= 2200
+        ):
             raise ValueError("must be between the years 1970 and 2200")
         return value
 

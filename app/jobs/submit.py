@@ -19,10 +19,10 @@ from app.ground import Ground
 from app.jobs.digest import differing_fields, request_digest
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
 from app.jobs.views import job_view
-from app.lifecycle.moves.settle import new_token
 from app.lifecycle.moves.submit import NewJob, insert_jobs
 from app.lifecycle.reads import JobRecord, ensure_queue, read_job
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
+from app.lifecycle.token import new_token
 from app.plumbing.bus import WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
@@ -173,7 +173,11 @@ class Submitter:
         return rows
 
     async def _warnings(self, job_handler: str) -> list[dict[str, str]]:
-        if await self._fleet.offers(job_handler):
+        try:
+            if await self._fleet.offers(job_handler):
+                return []
+        except DatabaseUnavailable:
+            # The job is stored: that is what the caller must be told now.
             return []
         return [
             {

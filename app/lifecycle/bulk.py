@@ -11,12 +11,17 @@ warning, while the assignment of a long TEXT to a short column is refused in str
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import orjson
 from sqlalchemy import TextClause, text
 
 ColumnType = Literal["BIGINT", "TEXT"]
+# Without its own character set a column takes the database's, which may not be Unicode.
+_MYSQL_TYPES: Final[dict[ColumnType, str]] = {
+    "BIGINT": "BIGINT",
+    "TEXT": "TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+}
 
 
 def update_from_rows(
@@ -42,7 +47,9 @@ def update_from_rows(
             f"WHERE j.{key} = v.v_{key} AND {guard}"
         )
     else:
-        fields = ", ".join(f"v_{name} {kind} PATH '$.{name}'" for name, kind in columns.items())
+        fields = ", ".join(
+            f"v_{name} {_MYSQL_TYPES[kind]} PATH '$.{name}'" for name, kind in columns.items()
+        )
         statement = (
             f"UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS ({fields})) AS v "
             f"STRAIGHT_JOIN {table} AS j ON j.{key} = v.v_{key} "

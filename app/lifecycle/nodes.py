@@ -38,10 +38,7 @@ class Node:
     beats: int
     last_heartbeat: int
 
-    @property
-    def handler_names(self) -> frozenset[str]:
-        """The names of the handlers it offers."""
-        return frozenset(handler["name"] for handler in self.handlers)
+    handler_names: frozenset[str]
 
 
 _COLUMNS: Final = (
@@ -131,7 +128,8 @@ async def read_nodes(
             url=row["url"],
             version=row["version"],
             state=WorkerState(row["state"]),
-            handlers=tuple(orjson.loads(row["handlers"])),
+            handlers=(handlers := tuple(orjson.loads(row["handlers"]))),
+            handler_names=frozenset(handler["name"] for handler in handlers),
             labels=orjson.loads(row["labels"]),
             capacity=row["capacity"],
             weight=row["weight"],

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.states import JobStatus
+from app.lifecycle.states import TERMINAL_JOBS, JobStatus, in_list
 from app.plumbing.database import Database
 
 JOB_COLUMNS: Final = (
@@ -128,9 +128,9 @@ async def read_payloads(
     return {(job_id, slot): body for job_id, slot, body in rows}
 
 
-_ENDED: Final = text("SELECT id FROM job_info WHERE id IN :ids AND status IN (2, 3, 5)").bindparams(
-    bindparam("ids", expanding=True)
-)
+_ENDED: Final = text(
+    f"SELECT id FROM job_info WHERE id IN :ids AND status IN ({in_list(TERMINAL_JOBS)})"
+).bindparams(bindparam("ids", expanding=True))
 
 
 async def read_ended(connection: AsyncConnection, job_ids: Sequence[int]) -> list[int]:

@@ -45,12 +45,12 @@ def after_failure(
     """Decide what follows attempt number `attempt` (from 1); `jitter` is a draw from [0, 1).
 
     A delay that the handler asked for is taken as asked. Exponential means interval * 2^(n-1)
-    after the n-th attempt, lengthened by up to a fifth, at most a day.
+    after the n-th attempt, lengthened by up to a fifth. No delay is longer than a day.
     """
     if not retryable or attempt > policy.max_retry:
         return GiveUp()
     if retry_after_ms is not None:
-        return RetryAfter(retry_after_ms)
+        return RetryAfter(min(retry_after_ms, MAX_DELAY_MS))
     if policy.backoff == "fixed":
         return RetryAfter(policy.interval_ms)
     doubled = policy.interval_ms * 2 ** min(attempt - 1, 40)
@@ -68,4 +68,4 @@ def next_try_pause_ms(
     if tries >= len(schedule_seconds):
         return None
     pause = schedule_seconds[tries] * 1000 * (0.8 + 0.4 * jitter)
-    return int(max(pause, retry_after_ms or 0))
+    return int(max(pause, min(retry_after_ms or 0, MAX_DELAY_MS)))

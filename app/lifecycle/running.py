@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.moves.claim import Claimed, claimed_row
+from app.lifecycle.moves.claim import TASK_COLUMNS, Claimed, claimed_row
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
 from app.plumbing.database import Database
@@ -59,10 +59,7 @@ async def read_running(connection: AsyncConnection, database: Database) -> list[
 
 
 _FOR_SENDING: Final = text(
-    "SELECT j.id, j.execution_id, j.owner_worker_id, j.trigger_ts, j.attempt, j.max_retry, "
-    "j.job_name, j.job_handler, j.client_request_id, j.timeout_ms, j.shard_index, j.shard_total, "
-    "j.queue_id, j.next_trigger_time, j.params, j.params_in_payload FROM job_info AS j "
-    f"WHERE j.id IN :ids AND j.status = {int(JobStatus.RUNNING)}"
+    f"SELECT {TASK_COLUMNS} FROM job_info WHERE id IN :ids AND status = {int(JobStatus.RUNNING)}"
 ).bindparams(bindparam("ids", expanding=True))
 
 
@@ -73,9 +70,9 @@ async def read_for_sending(
     if not tasks:
         return []
     known = {task.job_id: task for task in tasks}
-    rows = (await connection.execute(_FOR_SENDING, {"ids": sorted(known)})).mappings().all()
-    current: list[Any] = [
-        row for row in rows if row["execution_id"] == known[row["id"]].execution_id
+    rows = await connection.execute(_FOR_SENDING, {"ids": sorted(known)})
+    current = [
+        dict(row) for row in rows.mappings() if row["execution_id"] == known[row["id"]].execution_id
     ]
     long = await read_payloads(
         connection, [(row["id"], "params") for row in current if row["params_in_payload"]]

@@ -50,7 +50,9 @@ def _key() -> Column[int]:
 
 def _at_most(column: str, length: int) -> CheckConstraint:
     """SQLite takes any length for a VARCHAR: the check makes it refuse what MySQL refuses."""
-    return CheckConstraint(f"length({column}) <= {length}", name=f"{column}_length")
+    # MySQL's length() counts bytes: there it would refuse what the column takes.
+    check = CheckConstraint(f"length({column}) <= {length}", name=f"{column}_length")
+    return check.ddl_if(dialect="sqlite")
 
 
 job_info = Table(
@@ -230,6 +232,16 @@ callback_delivery = Table(
     Index("ix_callback_delivery_due", "status", "next_try_at", "id"),
     Index("ix_callback_delivery_job_id", "job_id"),
     **_OPTIONS,
+)
+
+stopping_execution = Table(
+    "stopping_execution",
+    metadata,
+    Column("execution_id", String(36), primary_key=True),
+    Column("job_id", BigInteger, nullable=False),
+    Column("trigger_ts", BigInteger, nullable=False),
+    Column("worker_id", String(128), nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
 schedule_skip = Table(

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 import structlog
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -21,6 +21,8 @@ Value = TypeVar("Value")
 MYSQL_DEADLOCK_OR_LOCK_WAIT: Final = frozenset({1205, 1213})
 # Server gone or going, refused, lost during query, too many connections, host blocked.
 MYSQL_LOST: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2055, 4031})
+# Packet too large, out of range, invalid text, too long, invalid JSON, broken JSON for JSON_TABLE.
+MYSQL_BAD_VALUE: Final = frozenset({1153, 1264, 1300, 1366, 1406, 3140, 4035, 4037, 4038})
 LOCK_WAIT_SECONDS: Final = 2
 IDLE_CONNECTION_SECONDS: Final = 60
 CONFLICT_TRIES: Final = 12
@@ -36,7 +38,10 @@ whether the database is SQLite."""
 
 
 class DatabaseUnavailable(Exception):
-    """The database cannot be reached, or stayed locked through all tries; nothing is known lost."""
+    """The database cannot be used now: it is away, stayed locked, or refuses for its own reasons.
+
+    What was to be written may or may not be there; the same work may be repeated.
+    """
 
 
 class Database:
@@ -132,8 +137,12 @@ class Database:
                     losses += 1
                     if losses >= LOST_TRIES:
                         raise DatabaseUnavailable("the database cannot be reached") from error
-                else:
+                elif is_about_data(error):
                     raise
+                else:
+                    # Read-only after a failover, disk full, a limit: no fault of the data.
+                    log.exception("database_refuses")
+                    raise DatabaseUnavailable("the database refuses") from error
                 log.debug("database_retry", conflicts=conflicts, losses=losses)
             # The first repeat comes at once: most conflicts are over when they are reported.
             await asyncio.sleep(random.uniform(0, 0.005 * 2 ** min(conflicts + losses, 6)))
@@ -145,6 +154,13 @@ def is_conflict(error: BaseException) -> bool:
         return False
     code = _driver_code(error)
     return code in MYSQL_DEADLOCK_OR_LOCK_WAIT or "database is locked" in str(error.orig)
+
+
+def is_about_data(error: BaseException) -> bool:
+    """Tell an error that these values will always cause from one that passes with time."""
+    if isinstance(error, (DataError, IntegrityError)):
+        return True
+    return isinstance(error, DBAPIError) and _driver_code(error) in MYSQL_BAD_VALUE
 
 
 def is_lost(error: BaseException) -> bool:

@@ -10,6 +10,8 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import RedisError
 
 SOCKET_TIMEOUT_SECONDS: Final = 2.0
+HEALTH_CHECK_SECONDS: Final = 10
+"""A connection unused this long is asked first: one that a firewall dropped looks open."""
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """What a Redis that is away raises; whoever meets it goes on without Redis or waits."""
 
@@ -32,7 +34,7 @@ def _client(url: str, *, retry: Retry) -> Redis:
     options: dict[str, Any] = {
         "socket_timeout": SOCKET_TIMEOUT_SECONDS,
         "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
-        "health_check_interval": 0,
+        "health_check_interval": HEALTH_CHECK_SECONDS,
         "retry": retry,
         "max_connections": 64,
         "decode_responses": True,

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 from app.lifecycle.moves.claim import Assignment, Claimed, claim
-from app.lifecycle.moves.settle import new_token
 from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.token import new_token
 from app.plumbing.database import Database
 from tests.integration.app.rig import (
     assignments_for,

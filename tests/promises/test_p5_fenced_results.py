@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from app.lifecycle.moves.assign import Reassignment, reassign
-from app.lifecycle.moves.settle import Settled, new_token
+from app.lifecycle.moves.ending import Settled
 from app.lifecycle.states import ExecutionStatus, JobStatus
+from app.lifecycle.token import new_token
 from app.plumbing.database import Database
 from tests.integration.app.rig import (
     WORKER,

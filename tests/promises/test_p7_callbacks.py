@@ -38,9 +38,7 @@ def broken(database: Database, start: str) -> Iterator[list[str]]:
     """Let the next statement that begins so fail; yields the statements that failed."""
     failed: list[str] = []
 
-    def fail_once(
-        _connection: Any, _cursor: Any, statement: str, *_rest: Any
-    ) -> None:
+    def fail_once(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if statement.startswith(start) and not failed:
             failed.append(statement)
             raise Broken(start)
@@ -122,13 +120,13 @@ async def test_a_callback_is_owed_exactly_when_the_job_is_terminal(
 
 
 async def test_a_webhook_arrives_though_its_receiver_was_down_for_10_seconds(
-    migrated_engine: Engine, new_platform: NewPlatform, receiver: Receiver
+    engine: Engine, new_platform: NewPlatform, receiver: Receiver
 ) -> None:
-    platform = new_platform(migrated_engine, environment=QUICK).start()
+    platform = new_platform(engine, environment=QUICK).start()
     receiver.kill()
     job_id = platform.submit("echo", {"n": 1}, callbackUrl=receiver.url())
     ended = platform.ended(job_id)
-    async with opened(migrated_engine) as database:
+    async with opened(engine) as database:
 
         async def old_enough() -> bool:
             age = f"SELECT {database.now_ms} - created_at FROM callback_delivery"

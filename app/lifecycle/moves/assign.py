@@ -9,10 +9,10 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
-from app.lifecycle.moves.claim import Claimed, claimed_row, insert_executions
+from app.lifecycle.moves.claim import TASK_COLUMNS, Claimed, claimed_row, insert_executions
 from app.lifecycle.reads import read_now, read_payloads
 from app.lifecycle.retry import MAX_RETURNS
-from app.lifecycle.states import ExecutionStatus, JobKind, in_list, sources
+from app.lifecycle.states import OPEN_EXECUTIONS, ExecutionStatus, JobKind, in_list, sources
 from app.plumbing.database import Database
 
 
@@ -45,7 +45,8 @@ _REASSIGN: Final = {
         ),
         guard=(
             f"j.status IN ({_RUNNING}) AND j.execution_id = v.v_refused "
-            f"AND j.returned < {MAX_RETURNS}"
+            f"AND j.returned < {MAX_RETURNS} "
+            "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
         ),
     )
     for sqlite in (True, False)
@@ -59,15 +60,12 @@ _END_REFUSED: Final = {
         assignments=(
             f"status = {int(ExecutionStatus.RETURNED)}, finished_at = :now, reason = v.v_reason"
         ),
-        guard=f"j.status = {int(ExecutionStatus.CLAIMED)}",
+        guard=f"j.status IN ({in_list(OPEN_EXECUTIONS)})",
     )
     for sqlite in (True, False)
 }
 _READ: Final = text(
-    "SELECT id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, "
-    "job_handler, client_request_id, timeout_ms, shard_index, shard_total, queue_id, "
-    "next_trigger_time, params, params_in_payload FROM job_info "
-    "WHERE id IN :ids AND claim_token = :token ORDER BY id"
+    f"SELECT {TASK_COLUMNS} FROM job_info WHERE id IN :ids AND claim_token = :token ORDER BY id"
 ).bindparams(bindparam("ids", expanding=True))
 
 
@@ -98,9 +96,11 @@ async def reassign(
         for move in by_job.values()
     ]
     await connection.execute(
-        _REASSIGN[database.is_sqlite], {"rows": rows_json(rows), "token": token, "now": now}
+        _REASSIGN[database.is_sqlite],
+        {"rows": rows_json(rows), "token": token, "now": now, "term": term},
     )
-    own = (await connection.execute(_READ, {"ids": list(by_job), "token": token})).mappings().all()
+    back = await connection.execute(_READ, {"ids": list(by_job), "token": token})
+    own = [dict(row) for row in back.mappings()]
     if not own:
         return []
     ended = [
@@ -113,23 +113,7 @@ async def reassign(
     await connection.execute(
         _END_REFUSED[database.is_sqlite], {"rows": rows_json(ended), "now": now}
     )
-    await insert_executions(
-        connection,
-        database,
-        [
-            {
-                "execution_id": row["execution_id"],
-                "job_id": row["id"],
-                "attempt": row["attempt"],
-                "trigger_ts": row["trigger_ts"],
-                "worker_id": row["owner_worker_id"],
-                "term": term,
-                "status": int(ExecutionStatus.CLAIMED),
-                "claimed_at": now,
-            }
-            for row in own
-        ],
-    )
+    await insert_executions(connection, database, own, term=term)
     long = await read_payloads(
         connection, [(row["id"], "params") for row in own if row["params_in_payload"]]
     )

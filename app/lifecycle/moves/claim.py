@@ -1,16 +1,17 @@
 """The move `claim`: WAITING tasks become RUNNING executions of chosen workers, each exactly once.
 
-The guard is in the UPDATE (status, version, the holder's term); what it won is read back by the
-claim token. Two dispatchers that try the same row cannot both win it.
+The guard is in the UPDATE (status, version, the holder's term), and the row count tells whether
+all of it was won; if not, exactly what was won is read back by the claim token. Two dispatchers
+that try the same row cannot both win it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
@@ -118,10 +119,15 @@ class Claimed:
     claimed_at: int
 
 
+TASK_COLUMNS: Final = (
+    "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, job_handler, "
+    "client_request_id, timeout_ms, shard_index, shard_total, queue_id, next_trigger_time, "
+    "params, params_in_payload, updated_at"
+)
 # SQLite's write lock covers all rows; elsewhere rows that others hold are skipped.
 _FREE: Final = {
     sqlite: text(
-        f"SELECT id, {NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
+        f"SELECT {TASK_COLUMNS}, {NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
         f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
@@ -158,24 +164,12 @@ _CLAIM: Final = {
 }
 
 
-def _own(columns: str, *, sqlite: bool, tail: str = "") -> str:
-    hint = "" if sqlite else "FORCE INDEX (PRIMARY) "
-    return (
-        f"SELECT {columns} FROM job_info {hint}WHERE id IN :ids AND claim_token = :token"
-        f" AND status = {int(JobStatus.RUNNING)} ORDER BY id{tail}"
-    )
-
-
 _READ_BACK: Final = {
     sqlite: text(
-        _own(
-            "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, "
-            "job_handler, client_request_id, timeout_ms, shard_index, shard_total, queue_id, "
-            "next_trigger_time, params, params_in_payload, updated_at",
-            sqlite=sqlite,
-        )
+        f"SELECT {TASK_COLUMNS} FROM job_info {hint}WHERE id IN :ids "
+        f"AND claim_token = :token AND status = {int(JobStatus.RUNNING)} ORDER BY id"
     ).bindparams(bindparam("ids", expanding=True))
-    for sqlite in (True, False)
+    for sqlite, hint in ((True, ""), (False, "FORCE INDEX (PRIMARY) "))
 }
 _LOG_INSERT: Final = (
     "INSERT INTO job_log (execution_id, job_id, attempt, trigger_ts, worker_id, term, status, "
@@ -197,42 +191,71 @@ async def claim(
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
     same token: what an earlier, unacknowledged commit won is returned again.
     """
-    rows = {row.job_id: row for row in sorted(assignments)}
-    free = (await connection.execute(_FREE[database.is_sqlite], {"ids": list(rows)})).all()
+    wanted = {row.job_id: row for row in sorted(assignments)}
+    found = await connection.execute(_FREE[database.is_sqlite], {"ids": list(wanted)})
+    free = found.mappings().all()
+    now = free[0]["now_ms"] if free else 0
+    won = 0
     if free:
-        await connection.execute(
+        update = await connection.execute(
             _CLAIM[database.is_sqlite],
             {
-                "rows": rows_json(
-                    [
-                        {
-                            "id": rows[job_id].job_id,
-                            "version": rows[job_id].version,
-                            "worker": rows[job_id].worker_id,
-                            "execution": rows[job_id].execution_id,
-                        }
-                        for job_id, _ in free
-                    ]
-                ),
+                "rows": rows_json([_assignment_row(wanted[row["id"]]) for row in free]),
                 "token": token,
                 "term": term,
-                "now": free[0].now_ms,
+                "now": now,
             },
         )
-    own = (
-        (
-            await connection.execute(
-                _READ_BACK[database.is_sqlite], {"ids": list(rows), "token": token}
-            )
+        won = update.rowcount
+    own: Sequence[Mapping[str, Any]]
+    if won == len(wanted):
+        own = [_after_claim(row, wanted[row["id"]], now) for row in free]
+    else:
+        # Some were taken, changed or fenced off, or an earlier try of this claim was committed.
+        back = await connection.execute(
+            _READ_BACK[database.is_sqlite], {"ids": list(wanted), "token": token}
         )
-        .mappings()
-        .all()
-    )
+        own = [dict(row) for row in back.mappings()]
     if not own:
         return []
-    await insert_executions(
-        connection,
-        database,
+    await insert_executions(connection, database, own, term=term)
+    long = await read_payloads(
+        connection, [(row["id"], "params") for row in own if row["params_in_payload"]]
+    )
+    return [claimed_row(row, long, row["updated_at"]) for row in own]
+
+
+def _assignment_row(assignment: Assignment) -> dict[str, Any]:
+    return {
+        "id": assignment.job_id,
+        "version": assignment.version,
+        "worker": assignment.worker_id,
+        "execution": assignment.execution_id,
+    }
+
+
+def _after_claim(row: RowMapping, assignment: Assignment, now: int) -> dict[str, Any]:
+    """Return a row that was locked, and then claimed, as the UPDATE has left it."""
+    return {
+        **row,
+        "execution_id": assignment.execution_id,
+        "owner_worker_id": assignment.worker_id,
+        "attempt": row["attempt"] + 1,
+        "trigger_ts": max(row["trigger_ts"] + 1, row["next_trigger_time"]),
+        "updated_at": now,
+    }
+
+
+async def insert_executions(
+    connection: AsyncConnection,
+    database: Database,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    term: int,
+) -> None:
+    """Insert a row of `job_log` for each claimed row; one of an earlier try stays as it is."""
+    await connection.execute(
+        text(_LOG_INSERT + database.keep_first("id")),
         [
             {
                 "execution_id": row["execution_id"],
@@ -244,23 +267,14 @@ async def claim(
                 "status": int(ExecutionStatus.CLAIMED),
                 "claimed_at": row["updated_at"],
             }
-            for row in own
+            for row in rows
         ],
     )
-    long = await read_payloads(
-        connection, [(row["id"], "params") for row in own if row["params_in_payload"]]
-    )
-    return [claimed_row(row, long, row["updated_at"]) for row in own]
 
 
-async def insert_executions(
-    connection: AsyncConnection, database: Database, rows: Sequence[dict[str, Any]]
-) -> None:
-    """Insert rows of `job_log`; one that a lost commit already wrote stays as it is."""
-    await connection.execute(text(_LOG_INSERT + database.keep_first("id")), list(rows))
-
-
-def claimed_row(row: Any, long_params: dict[tuple[int, str], str], claimed_at: int) -> Claimed:
+def claimed_row(
+    row: Mapping[str, Any], long_params: dict[tuple[int, str], str], claimed_at: int
+) -> Claimed:
     """Make the execution to be sent from a row of `job_info` and the long params."""
     return Claimed(
         job_id=row["id"],

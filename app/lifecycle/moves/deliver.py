@@ -11,7 +11,8 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
-from app.lifecycle.moves.settle import DELIVERY_LEASE_MS, OwedDelivery
+from app.lifecycle.moves.ending import OwedDelivery
+from app.lifecycle.moves.settle import DELIVERY_LEASE_MS
 from app.lifecycle.reads import read_now
 from app.lifecycle.retry import next_try_pause_ms
 from app.lifecycle.states import DeliveryStatus
@@ -118,6 +119,28 @@ async def give_back(
         )
 
 
+_OPEN_OF: Final = text(
+    f"SELECT id FROM callback_delivery WHERE status = {_PENDING} AND owner_worker_id = :worker "
+    "ORDER BY id LIMIT :limit"
+)
+_ORPHAN: Final = text(
+    "UPDATE callback_delivery SET next_try_at = :now, owner_worker_id = NULL "
+    f"WHERE id IN :ids AND owner_worker_id = :worker AND status = {_PENDING}"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def release_deliveries(
+    connection: AsyncConnection, database: Database, worker_id: str, *, limit: int
+) -> int:
+    """Make callbacks of a dead worker due at once, and return how many."""
+    rows = await connection.execute(_OPEN_OF, {"worker": worker_id, "limit": limit})
+    ids = [row.id for row in rows]
+    if ids:
+        now = await read_now(connection, database)
+        await connection.execute(_ORPHAN, {"now": now, "ids": ids, "worker": worker_id})
+    return len(ids)
+
+
 _EXTEND: Final = text(
     f"UPDATE callback_delivery SET next_try_at = :lease_end WHERE delivery_id IN :ids "
     f"AND owner_worker_id = :worker AND status = {_PENDING}"
@@ -161,7 +184,8 @@ _NOTE: Final = {
         assignments=(
             "status = v.v_status, next_try_at = v.v_next, last_status_code = v.v_code, "
             "last_error = v.v_error, last_latency_ms = v.v_latency, ended_at = v.v_ended, "
-            "owner_worker_id = CASE WHEN v.v_status = 0 THEN NULL ELSE j.owner_worker_id END"
+            f"owner_worker_id = CASE WHEN v.v_status = {_PENDING} THEN NULL "
+            "ELSE j.owner_worker_id END"
         ),
         guard=f"j.status = {_PENDING}",
     )

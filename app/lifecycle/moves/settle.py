@@ -8,10 +8,7 @@ nothing and is recorded as stale.
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final, assert_never
 
 import uuid_utils
@@ -20,6 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
 from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback
+from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
+from app.lifecycle.moves.release import note_stopping
 from app.lifecycle.moves.submit import insert_payloads
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
 from app.lifecycle.states import (
@@ -32,81 +31,11 @@ from app.lifecycle.states import (
     sources,
 )
 from app.lifecycle.tables import INLINE_BYTES
+from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
 
 DELIVERY_LEASE_MS: Final = 60_000
 """How long a worker has for one try of a callback; its heartbeats extend it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How one execution ended: reported by its worker, or found by recovery.
-
-    `result` is JSON text. `deliver_by` names the worker that will deliver the callback at once.
-    Step times are epoch ms of the database's clock as the worker estimates it.
-    """
-
-    execution_id: str
-    job_id: int
-    status: ExecutionStatus
-    result: str | None = None
-    error_code: str | None = None
-    error_message: str | None = None
-    retryable: bool = True
-    retry_after_ms: int | None = None
-    stopping: bool = False
-    accepted_at: int | None = None
-    started_at: int | None = None
-    finished_at: int | None = None
-    reason: str | None = None
-    deliver_by: str | None = None
-
-
-class Settled(Enum):
-    """What an ending changed."""
-
-    ENDED = "ended"
-    RETRIED = "retried"
-    REPEATED = "repeated"
-    STALE = "stale"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class OwedDelivery:
-    """A callback that the named worker is to try now."""
-
-    delivery_id: str
-    try_number: int
-    url: str
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The outcome of settling one ending; `job_status` is the job's status afterwards."""
-
-    kind: Settled
-    job_id: int
-    job_status: JobStatus | None = None
-    queue_id: int | None = None
-    priority: int = 0
-    next_due_ms: int | None = None
-    handler: str = ""
-    run_ms: int | None = None
-    delivery: OwedDelivery | None = None
-
-
-@dataclass(slots=True)
-class _Changes:
-    """The rows to write, gathered while the endings are decided one by one."""
-
-    jobs: list[dict[str, Any]] = field(default_factory=list)
-    logs: list[dict[str, Any]] = field(default_factory=list)
-    stale: list[dict[str, Any]] = field(default_factory=list)
-    payloads: list[dict[str, Any]] = field(default_factory=list)
-    callbacks: list[dict[str, Any]] = field(default_factory=list)
-
 
 _RUNNING: Final = in_list(sources("succeed", JobKind.TASK))
 _JOBS: Final = (
@@ -128,8 +57,8 @@ _LOCK_JOBS: Final = {
     )
 }
 _LOGS: Final = text(
-    "SELECT id, execution_id, job_id, status, worker_id, claimed_at, accepted_at, started_at, "
-    "result IS NOT NULL OR result_in_payload AS has_result FROM job_log "
+    "SELECT id, execution_id, job_id, trigger_ts, status, worker_id, claimed_at, accepted_at, "
+    "started_at FROM job_log "
     "WHERE execution_id IN :executions"
 ).bindparams(bindparam("executions", expanding=True))
 
@@ -205,7 +134,7 @@ _OWE: Final = text(
 )
 _OPEN_DELIVERIES: Final = text(
     "SELECT delivery_id, job_id, execution_id, tries, url, body, owner_worker_id "
-    "FROM callback_delivery WHERE job_id IN :jobs AND status = 0"
+    f"FROM callback_delivery WHERE job_id IN :jobs AND status = {int(DeliveryStatus.PENDING)}"
 ).bindparams(bindparam("jobs", expanding=True))
 
 
@@ -217,106 +146,189 @@ async def settle(
     Locks the jobs in primary-key order. Safe to repeat: an ending that is already stored comes
     back as REPEATED, with its callback if that is still open and the same worker's.
     """
-    if not endings:
-        return []
     locked = await connection.execute(
         _LOCK_JOBS[database.is_sqlite], {"ids": sorted({e.job_id for e in endings})}
     )
     jobs = {row["id"]: row for row in locked.mappings()}
     if not jobs:
         return [Settlement(Settled.UNKNOWN, ending.job_id) for ending in endings]
-    now = int(next(iter(jobs.values()))["now_ms"])
-    logs = {
-        row["execution_id"]: row
-        for row in (
-            await connection.execute(
-                _LOGS, {"executions": sorted({e.execution_id for e in endings})}
-            )
-        ).mappings()
-    }
-    changes = _Changes()
-    settled: list[Settlement] = []
-    done: set[str] = set()
-    for ending in endings:
-        settled.append(
-            _settle_one(
-                ending, jobs.get(ending.job_id), logs.get(ending.execution_id), now, changes, done
-            )
-        )
-    await _write(connection, database, changes, now)
+    found = await connection.execute(
+        _LOGS, {"executions": sorted({e.execution_id for e in endings})}
+    )
+    logs = {row["execution_id"]: row for row in found.mappings()}
+    fenced = any(ending.in_term is not None for ending in endings)
+    batch = _Batch(
+        now=int(next(iter(jobs.values()))["now_ms"]),
+        term=await read_term(connection) if fenced else None,
+    )
+    settled = [
+        batch.settle(ending, jobs.get(ending.job_id), logs.get(ending.execution_id))
+        for ending in endings
+    ]
+    await batch.write(connection, database)
     return await _with_open_deliveries(connection, endings, settled)
 
 
-def _settle_one(
-    ending: Ending,
-    job: RowMapping | None,
-    log: RowMapping | None,
-    now: int,
-    changes: _Changes,
-    done: set[str],
-) -> Settlement:
-    if job is None or log is None or log["job_id"] != job["id"]:
-        return Settlement(Settled.UNKNOWN, ending.job_id)
-    status = JobStatus(job["status"])
-    if ending.execution_id in done or log["status"] == ending.status:
-        return Settlement(Settled.REPEATED, job["id"], status)
-    if log["status"] not in OPEN_EXECUTIONS or job["execution_id"] != ending.execution_id:
-        changes.stale.append({"id": log["id"], "status": ending.status.name})
-        return Settlement(Settled.STALE, job["id"], status)
-    done.add(ending.execution_id)
-    return _end(ending, job, log, now, changes)
+class _Batch:
+    """Decides endings one by one, and gathers the rows that one write then changes."""
 
+    def __init__(self, *, now: int, term: int | None) -> None:
+        self._now = now
+        self._term = term
+        self._done: set[str] = set()
+        self._jobs: list[dict[str, Any]] = []
+        self._logs: list[dict[str, Any]] = []
+        self._stale: list[dict[str, Any]] = []
+        self._stopping: list[dict[str, Any]] = []
+        self._payloads: list[dict[str, Any]] = []
+        self._callbacks: list[dict[str, Any]] = []
 
-def _end(
-    ending: Ending, job: RowMapping, log: RowMapping, now: int, changes: _Changes
-) -> Settlement:
-    """Decide what follows a current execution's end, and note the rows to write."""
-    times = _step_times(ending, log, now)
-    next_status, due, attempt, returned = _what_follows(ending, job, now)
-    ended = next_status is not JobStatus.WAITING
-    changes.jobs.append(
-        {
-            "id": job["id"],
-            "execution": ending.execution_id,
-            "status": int(next_status),
-            "due": due,
-            "attempt": attempt,
-            "returned": returned,
-            "code": ending.error_code if ended else None,
-            "message": ending.error_message if ended else None,
-            "stopping": ending.execution_id if ending.stopping else None,
-            "finished": times["finished"] if ended else None,
-        }
-    )
-    long = ending.result is not None and len(ending.result.encode()) > INLINE_BYTES
-    changes.logs.append(
-        {
-            "id": log["id"],
-            "status": int(ending.status),
-            **times,
-            "code": ending.error_code,
-            "message": ending.error_message,
-            "reason": ending.reason,
-            "result": None if long else ending.result,
-            "long": int(long),
-        }
-    )
-    if long:
-        changes.payloads.append(
-            {"job_id": job["id"], "slot": ending.execution_id, "body": ending.result}
+    def settle(self, ending: Ending, job: RowMapping | None, log: RowMapping | None) -> Settlement:
+        if job is None or log is None or log["job_id"] != job["id"]:
+            return Settlement(Settled.UNKNOWN, ending.job_id)
+        status = JobStatus(job["status"])
+        if ending.execution_id in self._done or log["status"] == ending.status:
+            return Settlement(Settled.REPEATED, job["id"], status)
+        if log["status"] not in OPEN_EXECUTIONS or job["execution_id"] != ending.execution_id:
+            self._stale.append({"id": log["id"], "status": ending.status.name})
+            return Settlement(Settled.STALE, job["id"], status)
+        if ending.in_term is not None and (
+            ending.in_term != self._term or log["status"] != ExecutionStatus.CLAIMED
+        ):
+            return Settlement(Settled.STALE, job["id"], status)
+        self._done.add(ending.execution_id)
+        return self._end(ending, job, log)
+
+    def _end(self, ending: Ending, job: RowMapping, log: RowMapping) -> Settlement:
+        """Decide what follows a current execution's end, and note the rows to write."""
+        times = _step_times(ending, log, self._now)
+        next_status, due, attempt, returned = _what_follows(ending, job, self._now)
+        ended = next_status is not JobStatus.WAITING
+        self._jobs.append(
+            {
+                "id": job["id"],
+                "execution": ending.execution_id,
+                "status": int(next_status),
+                "due": due,
+                "attempt": attempt,
+                "returned": returned,
+                "code": ending.error_code if ended else None,
+                "message": ending.error_message if ended else None,
+                "stopping": ending.execution_id if ending.stopping else None,
+                "finished": times["finished"] if ended else None,
+            }
         )
-    delivery = _owe_callback(ending, job, next_status, times, now, changes) if ended else None
-    return Settlement(
-        kind=Settled.ENDED if ended else Settled.RETRIED,
-        job_id=job["id"],
-        job_status=next_status,
-        queue_id=job["queue_id"],
-        priority=job["priority"],
-        next_due_ms=None if ended or ending.stopping else due,
-        handler=job["job_handler"],
-        run_ms=_run_ms(times),
-        delivery=delivery,
-    )
+        self._end_log(ending, job, log, times)
+        delivery = self._owe_callback(ending, job, next_status, times) if ended else None
+        return Settlement(
+            kind=Settled.ENDED if ended else Settled.RETRIED,
+            job_id=job["id"],
+            job_status=next_status,
+            queue_id=job["queue_id"],
+            priority=job["priority"],
+            next_due_ms=None if ended or ending.stopping else due,
+            handler=job["job_handler"],
+            run_ms=_run_ms(times),
+            delivery=delivery,
+        )
+
+    def _end_log(
+        self, ending: Ending, job: RowMapping, log: RowMapping, times: Mapping[str, int | None]
+    ) -> None:
+        long = ending.result is not None and len(ending.result.encode()) > INLINE_BYTES
+        self._logs.append(
+            {
+                "id": log["id"],
+                "status": int(ending.status),
+                **times,
+                "code": ending.error_code,
+                "message": ending.error_message,
+                "reason": ending.reason,
+                "result": None if long else ending.result,
+                "long": int(long),
+            }
+        )
+        if long:
+            self._payloads.append(
+                {"job_id": job["id"], "slot": ending.execution_id, "body": ending.result}
+            )
+        if ending.stopping:
+            self._stopping.append(
+                {
+                    "execution_id": ending.execution_id,
+                    "job_id": job["id"],
+                    "trigger_ts": log["trigger_ts"],
+                    "worker_id": log["worker_id"],
+                }
+            )
+
+    def _owe_callback(
+        self,
+        ending: Ending,
+        job: RowMapping,
+        status: JobStatus,
+        times: Mapping[str, int | None],
+    ) -> OwedDelivery | None:
+        if job["callback_url"] is None:
+            return None
+        body = render_callback(
+            CallbackJob(
+                job_id=job["id"],
+                client_request_id=job["client_request_id"],
+                job_name=job["job_name"],
+                execution_id=ending.execution_id,
+                status=status,
+                attempt=job["attempt"],
+                trigger_ts=job["trigger_ts"],
+                started_at=times["started"],
+                finished_at=times["finished"] or self._now,
+                result=ending.result,
+                error_code=ending.error_code,
+                error_message=ending.error_message,
+            )
+        )
+        delivery_id = str(uuid_utils.uuid7())
+        owner = ending.deliver_by
+        self._callbacks.append(
+            {
+                "delivery_id": delivery_id,
+                "tenant_id": job["tenant_id"],
+                "job_id": job["id"],
+                "execution_id": ending.execution_id,
+                "event_type": EVENT_TYPES[status],
+                "url": job["callback_url"],
+                "body": body,
+                "status": int(DeliveryStatus.PENDING),
+                "tries": 0 if owner is None else 1,
+                "owner_worker_id": owner,
+                "next_try_at": self._now if owner is None else self._now + DELIVERY_LEASE_MS,
+                "created_at": self._now,
+            }
+        )
+        return None if owner is None else OwedDelivery(delivery_id, 1, job["callback_url"], body)
+
+    async def write(self, connection: AsyncConnection, database: Database) -> None:
+        """Write everything that was decided, in primary-key order."""
+        sqlite = database.is_sqlite
+        if self._jobs:
+            moved = await connection.execute(
+                _MOVE_JOBS[sqlite], {"rows": _by_id(self._jobs), "now": self._now}
+            )
+            if moved.rowcount != len(self._jobs):
+                raise RuntimeError("a locked job changed under its settlement")
+            await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(self._logs)})
+        await insert_payloads(connection, database, self._payloads)
+        await note_stopping(connection, database, self._stopping)
+        if self._callbacks:
+            await connection.execute(_OWE, self._callbacks)
+        if self._stale:
+            await connection.execute(
+                _MARK_STALE[sqlite], {"rows": _by_id(self._stale), "now": self._now}
+            )
+
+
+def _by_id(rows: list[dict[str, Any]]) -> str:
+    return rows_json(sorted(rows, key=lambda row: int(row["id"])))
 
 
 def _what_follows(
@@ -371,76 +383,6 @@ def _run_ms(times: Mapping[str, int | None]) -> int | None:
     return None if started is None or finished is None else finished - started
 
 
-def _owe_callback(
-    ending: Ending,
-    job: RowMapping,
-    status: JobStatus,
-    times: Mapping[str, int | None],
-    now: int,
-    changes: _Changes,
-) -> OwedDelivery | None:
-    if job["callback_url"] is None:
-        return None
-    body = render_callback(
-        CallbackJob(
-            job_id=job["id"],
-            client_request_id=job["client_request_id"],
-            job_name=job["job_name"],
-            execution_id=ending.execution_id,
-            status=status,
-            attempt=job["attempt"],
-            trigger_ts=job["trigger_ts"],
-            started_at=times["started"],
-            finished_at=times["finished"] or now,
-            result=ending.result,
-            error_code=ending.error_code,
-            error_message=ending.error_message,
-        )
-    )
-    delivery_id = str(uuid_utils.uuid7())
-    owner = ending.deliver_by
-    changes.callbacks.append(
-        {
-            "delivery_id": delivery_id,
-            "tenant_id": job["tenant_id"],
-            "job_id": job["id"],
-            "execution_id": ending.execution_id,
-            "event_type": EVENT_TYPES[status],
-            "url": job["callback_url"],
-            "body": body,
-            "status": int(DeliveryStatus.PENDING),
-            "tries": 0 if owner is None else 1,
-            "owner_worker_id": owner,
-            "next_try_at": now if owner is None else now + DELIVERY_LEASE_MS,
-            "created_at": now,
-        }
-    )
-    return None if owner is None else OwedDelivery(delivery_id, 1, job["callback_url"], body)
-
-
-async def _write(
-    connection: AsyncConnection, database: Database, changes: _Changes, now: int
-) -> None:
-    sqlite = database.is_sqlite
-    if changes.jobs:
-        changes.jobs.sort(key=lambda row: row["id"])
-        moved = await connection.execute(
-            _MOVE_JOBS[sqlite], {"rows": rows_json(changes.jobs), "now": now}
-        )
-        if moved.rowcount != len(changes.jobs):
-            raise RuntimeError("a locked job changed under its settlement")
-        changes.logs.sort(key=lambda row: row["id"])
-        await connection.execute(_END_LOGS[sqlite], {"rows": rows_json(changes.logs)})
-    await insert_payloads(connection, database, changes.payloads)
-    if changes.callbacks:
-        await connection.execute(_OWE, changes.callbacks)
-    if changes.stale:
-        changes.stale.sort(key=lambda row: row["id"])
-        await connection.execute(
-            _MARK_STALE[sqlite], {"rows": rows_json(changes.stale), "now": now}
-        )
-
-
 async def _with_open_deliveries(
     connection: AsyncConnection, endings: Sequence[Ending], settled: list[Settlement]
 ) -> list[Settlement]:
@@ -466,44 +408,3 @@ async def _with_open_deliveries(
                 delivery=OwedDelivery(row["delivery_id"], row["tries"], row["url"], row["body"]),
             )
     return settled
-
-
-def new_token() -> str:
-    """Draw a token that tells this process's own rows from others'."""
-    return uuid.uuid4().hex
-
-
-_STOPPED_JOBS: Final = text(
-    "SELECT l.job_id, l.execution_id FROM job_log AS l WHERE l.execution_id IN :executions"
-).bindparams(bindparam("executions", expanding=True))
-_RELEASE: Final = text(
-    "UPDATE job_info SET stopping_execution_id = NULL, version = version + 1 "
-    "WHERE id = :job AND stopping_execution_id = :execution"
-)
-
-
-async def release_stopped(
-    connection: AsyncConnection, executions: Sequence[str]
-) -> list[tuple[int, int, int | None]]:
-    """Let the jobs of executions whose thread has ended be claimed again.
-
-    Returns (queue id, priority, next due time) of each job that was waiting for that.
-    """
-    jobs = sorted(
-        tuple(row)
-        for row in await connection.execute(_STOPPED_JOBS, {"executions": list(executions)})
-    )
-    released = []
-    for job_id, execution_id in jobs:
-        done = await connection.execute(_RELEASE, {"job": job_id, "execution": execution_id})
-        if done.rowcount:
-            row = (
-                await connection.execute(
-                    text(
-                        "SELECT queue_id, priority, next_trigger_time FROM job_info WHERE id = :id"
-                    ),
-                    {"id": job_id},
-                )
-            ).one()
-            released.append((row[0], row[1], row[2]))
-    return released

@@ -15,11 +15,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.claim import Assignment, Claimed, claim
-from app.lifecycle.moves.settle import Ending, Settlement, new_token, settle
+from app.lifecycle.moves.ending import Ending, Settlement
+from app.lifecycle.moves.settle import settle
 from app.lifecycle.moves.submit import NewJob, insert_jobs
 from app.lifecycle.reads import ensure_queue
 from app.lifecycle.states import ExecutionStatus
 from app.lifecycle.term import begin_term
+from app.lifecycle.token import new_token
 from app.main import Parts, create_app
 from app.plumbing.database import Database
 from app.settings import Settings
@@ -270,3 +272,31 @@ async def change(database: Database, statement: str, **values: Any) -> int:
         return (await connection.execute(text(statement), values)).rowcount
 
     return await database.write(run)
+
+
+_FILLED = (
+    "tenant_id, kind, job_name, job_handler, queue_id, status, priority, next_trigger_time, "
+    "max_retry, retry_interval_ms, retry_backoff, created_at, updated_at, finished_at"
+)
+
+
+async def fill(
+    database: Database,
+    count: int,
+    *,
+    status: int,
+    queue_id: int,
+    priority: int,
+    handler: str = "echo",
+) -> None:
+    """Insert many jobs by SQL, due in the past, a millisecond apart."""
+    if database.is_sqlite:
+        series = f"SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}"
+        numbers = f"(WITH RECURSIVE s(n) AS ({series}) SELECT n FROM s)"
+    else:
+        numbers = f"(SELECT seq AS n FROM seq_1_to_{count})"
+    await change(
+        database,
+        f"INSERT INTO job_info ({_FILLED}) SELECT 0, 0, 'filled', '{handler}', {queue_id}, {status}, "
+        f"{priority}, 1700000000000 + n, 3, 60000, 'fixed', 1, 1, 1 FROM {numbers} AS numbers",
+    )

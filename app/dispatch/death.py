@@ -1,0 +1,225 @@
+"""Proving that a worker is dead, and taking back what it had.
+
+Three signs are needed: its last committed beat is old, the probe of its address fails, and its
+run leases are gone. Before anything runs again the outcome under the run key is looked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import structlog
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.dispatch.probe import Probe, Prober
+from app.fleet.reports import ending_of
+from app.fleet.settler import Settler
+from app.ground import Ground
+from app.lifecycle.moves.deliver import release_deliveries
+from app.lifecycle.moves.ending import Ending
+from app.lifecycle.moves.release import Released, StoppingRun, read_stopping, release_stopped
+from app.lifecycle.nodes import Node, mark_down
+from app.lifecycle.running import RunningTask
+from app.lifecycle.states import ExecutionStatus
+from app.plumbing.bus import BEAT, OWED, WAKE
+from app.plumbing.json_text import Unencodable
+from app.plumbing.redis import REDIS_ERRORS
+from oncue.protocol import LEASE_SECONDS, Outcome, WorkerState, run_key
+
+log = structlog.get_logger(__name__)
+
+CANARY_LIFE_SECONDS: Final = 24 * 3600
+DELIVERIES_RELEASED: Final = 10_000
+
+
+class Lease(Enum):
+    """What is under a run key, unless it is the execution's outcome."""
+
+    HELD = "held"
+    GONE = "gone"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(slots=True)
+class Estate:
+    """What a worker has by the database: runs, and runs that go on after their end."""
+
+    running: list[RunningTask] = field(default_factory=list)
+    stopping: list[StoppingRun] = field(default_factory=list)
+
+
+class Deaths:
+    """Declares workers dead when it may, and settles their runs as found or LOST."""
+
+    def __init__(self, ground: Ground, prober: Prober, settler: Settler) -> None:
+        self._database = ground.database
+        self._redis = ground.redis
+        self._bus = ground.bus
+        self._metrics = ground.metrics
+        self._prefix = ground.settings.redis_prefix
+        self._stall_ms = ground.settings.stall_seconds * 1000
+        self._prober = prober
+        self._settler = settler
+        self._canary: str | None = None
+        self._redis_good_since: float | None = None
+        self._quiet_since = float("inf")
+
+    def start_quiet_time(self) -> None:
+        """Declare nobody dead for a while: the lock changed hands, or the database was away."""
+        self._quiet_since = time.monotonic()
+
+    async def watch_redis(self) -> None:
+        """Follow the canary: a flushed or replaced Redis has lost it."""
+        key = f"{self._prefix}:canary"
+        try:
+            found = await self._redis.get(key)
+            if found is None:
+                found = uuid.uuid4().hex
+                await self._redis.set(key, found, ex=CANARY_LIFE_SECONDS)
+            else:
+                await self._redis.expire(key, CANARY_LIFE_SECONDS)
+        except REDIS_ERRORS as error:
+            if self._redis_good_since is not None:
+                log.warning("redis_away", error=str(error))
+            self._redis_good_since = None
+            return
+        if self._redis_good_since is None or str(found) != self._canary:
+            self._redis_good_since = time.monotonic()
+        self._canary = str(found)
+
+    async def bury(self, nodes: Sequence[Node], running: Sequence[RunningTask]) -> None:
+        """Look at every silent worker, and at what workers declared dead before still have."""
+        estates = await self._estates(running)
+        now = await self._database.now()
+        silent = [
+            node
+            for node in nodes
+            if node.state is not WorkerState.DOWN
+            and now - node.last_heartbeat > LEASE_SECONDS * 1000
+        ]
+        probes = await asyncio.gather(*(self._prober.probe(node) for node in silent))
+        if not self._may_declare:
+            return
+        for node, probe in zip(silent, probes, strict=True):
+            quiet_ms = now - node.last_heartbeat
+            if probe is Probe.FAILED or (probe is Probe.STALLED and quiet_ms >= self._stall_ms):
+                reason = f"worker dead: no beat for {quiet_ms / 1000:.0f} s, probe {probe.value}"
+                await self._declare(node, estates.get(node.worker_id, Estate()), reason)
+        alive = {node.worker_id for node in nodes if node.state is not WorkerState.DOWN}
+        for worker_id, estate in estates.items():
+            if worker_id not in alive:
+                await self._take_back(worker_id, estate, "worker dead: declared before")
+
+    @property
+    def _may_declare(self) -> bool:
+        """Nobody is declared dead within a lease of a hand-over, or of a flush of Redis."""
+        now = time.monotonic()
+        return (
+            now - self._quiet_since >= LEASE_SECONDS
+            and self._redis_good_since is not None
+            and now - self._redis_good_since >= LEASE_SECONDS
+        )
+
+    async def _estates(self, running: Sequence[RunningTask]) -> dict[str, Estate]:
+        estates: dict[str, Estate] = {}
+        for task in running:
+            estates.setdefault(task.worker_id, Estate()).running.append(task)
+        for run in await self._database.read(read_stopping):
+            estates.setdefault(run.worker_id, Estate()).stopping.append(run)
+        return estates
+
+    async def _declare(self, node: Node, estate: Estate, reason: str) -> None:
+        held: list[RunningTask | StoppingRun] = [*estate.running, *estate.stopping]
+        leases = await asyncio.gather(*(self._lease(run) for run in held))
+        if Lease.HELD in leases or Lease.UNREADABLE in leases:
+            log.info("worker_doubted", worker_id=node.worker_id, reason=reason)
+            return
+        if not await self._database.write(
+            lambda connection: mark_down(
+                connection, node.worker_id, last_heartbeat=node.last_heartbeat
+            )
+        ):
+            return
+        log.warning("worker_down", worker_id=node.worker_id, reason=reason, runs=len(leases))
+        self._metrics.recovered.labels("worker_down").inc()
+        self._bus.publish(BEAT, [node.worker_id])
+        await self._take_back(node.worker_id, estate, f"{reason}, leases gone")
+
+    async def _take_back(self, worker_id: str, estate: Estate, reason: str) -> None:
+        """Settle what the dead worker had; a lease that is not gone waits for the next look."""
+        leases = await asyncio.gather(*(self._lease(task) for task in estate.running))
+        endings = [
+            lease if isinstance(lease, Ending) else _lost(task, reason)
+            for task, lease in zip(estate.running, leases, strict=True)
+            if lease not in (Lease.HELD, Lease.UNREADABLE)
+        ]
+        for ending in endings:
+            found = ending.status is not ExecutionStatus.LOST
+            self._metrics.recovered.labels("outcome_found" if found else "lost").inc()
+        await asyncio.gather(*(self._settler.settle(ending) for ending in endings))
+        await self._release(worker_id, estate.stopping)
+
+    async def _release(self, worker_id: str, stopping: Sequence[StoppingRun]) -> None:
+        leases = await asyncio.gather(*(self._lease(run) for run in stopping))
+        over = [
+            run.execution_id
+            for run, lease in zip(stopping, leases, strict=True)
+            if lease not in (Lease.HELD, Lease.UNREADABLE)
+        ]
+
+        async def write(connection: AsyncConnection) -> tuple[list[Released], int]:
+            released = await release_stopped(connection, over) if over else []
+            owed = await release_deliveries(
+                connection, self._database, worker_id, limit=DELIVERIES_RELEASED
+            )
+            return released, owed
+
+        released, owed = await self._database.write(write)
+        wakes = [
+            [one.queue_id, one.priority, one.due_ms] for one in released if one.due_ms is not None
+        ]
+        if wakes:
+            self._bus.publish(WAKE, wakes)
+        if owed:
+            self._bus.publish(OWED, [])
+
+    async def _lease(self, run: RunningTask | StoppingRun) -> Lease | Ending:
+        """Read a run key: a lease, the outcome of this very execution, or nothing of it.
+
+        A lease of whatever boot counts as held: it says that somebody runs this attempt.
+        """
+        key = run_key(self._prefix, run.job_id, run.trigger_ts)
+        try:
+            value = await self._redis.get(key)
+        except REDIS_ERRORS:
+            return Lease.UNREADABLE
+        if value is None:
+            return Lease.GONE
+        _boot_id, execution_id, outcome = str(value).split(" ", 2)
+        if not outcome:
+            return Lease.HELD
+        if execution_id != run.execution_id:
+            return Lease.GONE
+        try:
+            return ending_of(Outcome.model_validate_json(outcome), None)
+        except (ValidationError, Unencodable):
+            log.warning("unreadable_outcome", job_id=run.job_id, execution_id=execution_id)
+            return Lease.GONE
+
+
+def _lost(task: RunningTask, reason: str) -> Ending:
+    return Ending(
+        execution_id=task.execution_id,
+        job_id=task.job_id,
+        status=ExecutionStatus.LOST,
+        error_code="worker_lost",
+        error_message="The worker died while it ran this.",
+        reason=reason[:255],
+    )

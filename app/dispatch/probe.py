@@ -1,0 +1,73 @@
+"""Asking workers who they are: only its own boot id, at its address, proves that one lives."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import Final
+
+from app.fleet.roster import Roster
+from app.ground import Ground
+from app.lifecycle.nodes import Node
+from app.plumbing.bus import LOAD
+from app.plumbing.http import NoAnswer
+from app.plumbing.loops import Tasks
+
+PROBE_SECONDS: Final = 3.0
+AGAIN_SECONDS: Final = 1.0
+
+
+class Probe(Enum):
+    """What a worker's `/healthz` said."""
+
+    ALIVE = "alive"
+    FAILED = "failed"
+    STALLED = "stalled"
+
+
+class Prober:
+    """Probes workers, and takes back the doubt about those that answer."""
+
+    def __init__(self, ground: Ground, roster: Roster) -> None:
+        self._client = ground.client
+        self._bus = ground.bus
+        self._roster = roster
+        self._asked_at: dict[str, float] = {}
+        self._tasks = Tasks()
+
+    async def stop(self) -> None:
+        """Stop asking."""
+        await self._tasks.stop()
+
+    async def probe(self, node: Node) -> Probe:
+        """Ask one worker.
+
+        Refused, reset, closed, or answered by another boot or a proxy's error is failed;
+        accepted but silent is stalled.
+        """
+        try:
+            reply = await self._client.get(f"{node.url}/healthz", seconds=PROBE_SECONDS)
+        except NoAnswer as error:
+            return Probe.STALLED if error.connected else Probe.FAILED
+        if isinstance(reply.body, dict) and reply.body.get("bootId") == node.boot_id:
+            return Probe.ALIVE
+        return Probe.FAILED
+
+    def clear_suspects(self) -> None:
+        """Ask in the background those that beat but have not answered, once a second each."""
+        now = time.monotonic()
+        suspects = self._roster.suspects()
+        self._asked_at = {
+            node.worker_id: self._asked_at[node.worker_id]
+            for node in suspects
+            if node.worker_id in self._asked_at
+        }
+        for node in suspects:
+            if now - self._asked_at.get(node.worker_id, float("-inf")) >= AGAIN_SECONDS:
+                self._asked_at[node.worker_id] = now
+                self._tasks.start(self._clear(node), name=f"probe {node.worker_id}")
+
+    async def _clear(self, node: Node) -> None:
+        if await self.probe(node) is Probe.ALIVE:
+            self._roster.trust(node.worker_id)
+            self._bus.publish(LOAD, [node.worker_id, node.load_seq, node.active], here_only=True)

@@ -1,0 +1,70 @@
+"""How an execution ended, and what settling it changed: the values of `settle`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from app.lifecycle.states import ExecutionStatus, JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one execution ended: reported by its worker, or found by recovery.
+
+    `result` is JSON text. `deliver_by` names the worker that will deliver the callback at once.
+    `in_term` is set where a dispatcher, not the worker, gives a run back: it counts only in that
+    term and while no worker is known to have the run, since a later holder may have sent it.
+    Step times are epoch ms of the database's clock as the worker estimates it.
+    """
+
+    execution_id: str
+    job_id: int
+    status: ExecutionStatus
+    result: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    retryable: bool = True
+    retry_after_ms: int | None = None
+    stopping: bool = False
+    accepted_at: int | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    reason: str | None = None
+    deliver_by: str | None = None
+    in_term: int | None = None
+
+
+class Settled(Enum):
+    """What an ending changed."""
+
+    ENDED = "ended"
+    RETRIED = "retried"
+    REPEATED = "repeated"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class OwedDelivery:
+    """A callback that the named worker is to try now."""
+
+    delivery_id: str
+    try_number: int
+    url: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The outcome of settling one ending; `job_status` is the job's status afterwards."""
+
+    kind: Settled
+    job_id: int
+    job_status: JobStatus | None = None
+    queue_id: int | None = None
+    priority: int = 0
+    next_due_ms: int | None = None
+    handler: str = ""
+    run_ms: int | None = None
+    delivery: OwedDelivery | None = None

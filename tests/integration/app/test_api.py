@@ -1,0 +1,478 @@
+"""The promise to callers: every answer, every refusal, as the API says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from app.lifecycle.states import ExecutionStatus
+from app.plumbing.database import Database
+from oncue.protocol import WorkerState
+from tests.integration.app.rig import (
+    TOKEN,
+    Door,
+    body_of,
+    change,
+    claimed,
+    door,
+    ending,
+    new_term,
+    outcome_of,
+    running_job,
+    settled,
+)
+from tests.support.engines import Engine, migrated
+from tests.support.wait import until_async
+
+KIB = 1024
+PROBLEM = "application/problem+json"
+
+
+@pytest.fixture
+async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
+    """An API over each engine."""
+    async with door(migrated_engine) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def one_api(sqlite_engine: Engine) -> AsyncIterator[Door]:
+    """An API over one engine, for what does not depend on it."""
+    async with door(migrated(sqlite_engine)) as opened:
+        yield opened
+
+
+@contextmanager
+def counted(database: Database) -> Iterator[list[str]]:
+    """Collect the statements that the database gets."""
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        statements.append(statement)
+
+    engines = {database._writers.sync_engine, database._readers.sync_engine}
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield statements
+    finally:
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("GET", "/openapi/jobs/1", 404, "job_not_found"),
+        ("GET", "/openapi/jobs/1/executions", 404, "job_not_found"),
+        ("GET", "/openapi/jobs/0", 422, "validation_failed"),
+        ("GET", "/openapi/jobs/x", 422, "validation_failed"),
+        ("GET", "/openapi/jobs/9223372036854775807", 404, "job_not_found"),
+        ("GET", "/openapi/jobs/9223372036854775808", 422, "validation_failed"),
+        ("GET", f"/openapi/jobs/{'9' * 5000}", 422, "validation_failed"),
+        ("GET", "/openapi/jobs/1?wait=-1", 422, "validation_failed"),
+        ("GET", "/openapi/jobs/1?wait=nan", 422, "validation_failed"),
+        ("GET", "/openapi/jobs/1?wait=inf", 422, "validation_failed"),
+        ("GET", "/openapi/jobs/1?wait=301", 422, "validation_failed"),
+        ("GET", "/openapi/workers?limit=0", 422, "validation_failed"),
+        ("GET", "/openapi/workers?limit=201", 422, "validation_failed"),
+        ("GET", "/openapi/workers?cursor=x", 422, "validation_failed"),
+        ("GET", "/openapi/handlers?cursor=%00", 422, "validation_failed"),
+        ("DELETE", "/openapi/jobs/1", 405, "method_not_allowed"),
+        ("PUT", "/openapi/jobs", 405, "method_not_allowed"),
+        ("GET", "/internal/heartbeat", 405, "method_not_allowed"),
+        ("POST", "/internal/heartbeat", 401, "unauthorized"),
+        ("POST", "/internal/reports", 401, "unauthorized"),
+    ],
+)
+async def test_every_error_is_a_problem_with_a_stable_code(
+    one_api: Door, method: str, path: str, status: int, code: str
+) -> None:
+    answer = await one_api.client.request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers["content-type"] == PROBLEM
+    assert answer.json()["status"] == status
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+LONG = "x" * 129
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"unknown": 1}, "unknown"),
+    ({"client_request_id": "a"}, "client_request_id"),
+    ({"clientRequestId": ""}, "clientRequestId"),
+    ({"clientRequestId": 7}, "clientRequestId"),
+    ({"clientRequestId": LONG}, "clientRequestId"),
+    ({"clientRequestId": "a\nb"}, "clientRequestId"),
+    ({"clientRequestId": "\x7f"}, "clientRequestId"),
+    ({"jobName": LONG}, "jobName"),
+    ({"jobName": "\x00"}, "jobName"),
+    ({"jobHandler": LONG}, "jobHandler"),
+    ({"jobHandler": None}, "jobHandler"),
+    ({"jobHandler": " echo"}, "jobHandler"),
+    ({"priority": 10}, "priority"),
+    ({"priority": -1}, "priority"),
+    ({"priority": "5"}, "priority"),
+    ({"priority": True}, "priority"),
+    ({"priority": 5.5}, "priority"),
+    ({"delayMs": -1}, "delayMs"),
+    ({"delayMs": "1000"}, "delayMs"),
+    ({"delayMs": 10**30}, "delayMs"),
+    ({"timeoutMs": 0}, "timeoutMs"),
+    ({"maxRetry": -1}, "maxRetry"),
+    ({"maxRetry": 1001}, "maxRetry"),
+    ({"maxRetry": True}, "maxRetry"),
+    ({"retryIntervalSeconds": -0.1}, "retryIntervalSeconds"),
+    ({"retryIntervalSeconds": "60"}, "retryIntervalSeconds"),
+    ({"retryIntervalSeconds": True}, "retryIntervalSeconds"),
+    ({"retryBackoff": "linear"}, "retryBackoff"),
+    ({"runAt": "tomorrow"}, "runAt"),
+    ({"runAt": "2030-01-01T00:00:00"}, "runAt"),
+    ({"runAt": "1969-01-01T00:00:00Z"}, "runAt"),
+    ({"runAt": "0001-01-01T00:00:00+14:00"}, "runAt"),
+    ({"runAt": "9999-12-31T23:59:59-14:00"}, "runAt"),
+    ({"runAt": 1893456000}, "runAt"),
+    ({"runAt": "1893456000"}, "runAt"),
+    ({"runAt": "2030-01-01"}, "runAt"),
+    ({"callbackUrl": "ftp://example.com"}, "callbackUrl"),
+    ({"callbackUrl": "http://"}, "callbackUrl"),
+    ({"callbackUrl": "/hook"}, "callbackUrl"),
+    ({"callbackUrl": "http://user:secret@example.com/"}, "callbackUrl"),
+    ({"callbackUrl": "http://example.com/a b"}, "callbackUrl"),
+    ({"callbackUrl": "http://example.com/\n"}, "callbackUrl"),
+    ({"callbackUrl": "http://example.com:99999/"}, "callbackUrl"),
+    ({"callbackUrl": "http://[::1/"}, "callbackUrl"),
+    ({"callbackUrl": "http://example.com/" + "x" * 2048}, "callbackUrl"),
+    ({"labels": {"a b": "x"}}, "labels"),
+    ({"labels": {"a": 1}}, "labels"),
+    ({"labels": {"a": LONG}}, "labels"),
+    ({"labels": {str(number): "" for number in range(17)}}, "labels"),
+    ({"labels": {f"worker.{number}": "x" * 128 for number in range(3)}}, "labels"),
+    ({"labels": []}, "labels"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), WRONG, ids=[json.dumps(w)[:40] for w, _ in WRONG])
+async def test_a_wrong_value_is_refused_by_the_name_of_its_field(
+    one_api: Door, fields: dict[str, Any], name: str
+) -> None:
+    answer = await one_api.client.post("/openapi/jobs", json=body_of(**fields))
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed"), answer.text
+    assert answer.headers["content-type"] == PROBLEM
+    assert answer.json()["detail"].startswith(name)
+
+
+async def test_run_at_and_delay_exclude_each_other(one_api: Door) -> None:
+    answer = await one_api.submit(runAt="2030-01-01T00:00:00Z", delayMs=1)
+    assert (answer.status_code, "not both" in answer.text) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"null", 400),
+        (b'"x"', 400),
+        (b"\xff", 400),
+        (b'{"params": NaN}', 400),
+        (b'{"params": Infinity}', 400),
+        (b'{"params": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+    ],
+)
+async def test_what_is_no_json_object_is_refused(one_api: Door, raw: bytes, status: int) -> None:
+    answer = await one_api.client.post(
+        "/openapi/jobs", content=raw, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM), answer.text
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e400", b"1e" + b"9" * 50])
+async def test_a_number_that_would_become_infinite_is_refused(one_api: Door, number: bytes) -> None:
+    raw = json.dumps(body_of(params="here")).encode().replace(b'"here"', number)
+    answer = await one_api.client.post(
+        "/openapi/jobs", content=raw, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (400, 422), answer.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        123456789012345678901234567890,
+        -(2**63) - 1,
+        10**200,
+        0.1,
+        1e308,
+        5e-324,
+        [1, 1.0, True, None, ""],
+        {"": {"\u0000": "\u0000", "😀": "日本"}},
+        '\u2028\u2029"\\/</script>',
+        "100% %s %(x)s :name ? $1 {0}",
+    ],
+)
+async def test_params_come_back_exactly(api: Door, value: Any) -> None:
+    answer = await api.submit(params=value)
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["params"] == value
+    job = await api.client.get(answer.headers["location"])
+    assert job.json()["params"] == value
+    assert json.dumps(job.json()["params"]) == json.dumps(value)
+
+
+async def test_params_may_be_64_kib_and_not_a_byte_more(api: Door) -> None:
+    fits = "é" * (32 * KIB - 1)
+    assert (await api.submit("fits", params=fits)).status_code == 202
+    assert (await api.submit("fits", params=fits)).json()["params"] == fits
+    answer = await api.submit(params=fits + "x")
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_256_kib_is_refused(one_api: Door, chunked: bool) -> None:
+    raw = json.dumps(body_of(params="x" * 256 * KIB)).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(raw), 16 * KIB):
+            yield raw[start : start + 16 * KIB]
+
+    answer = await one_api.client.post(
+        "/openapi/jobs",
+        content=pieces() if chunked else raw,
+        headers={"content-type": "application/json"},
+    )
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+    assert answer.headers["content-type"] == PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"),
+    [
+        ("application/json", 202),
+        ("application/json; charset=utf-8", 202),
+        ("Application/JSON", 202),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+    ],
+)
+async def test_a_body_must_be_json_by_its_type(one_api: Door, media_type: str, status: int) -> None:
+    answer = await one_api.client.post(
+        "/openapi/jobs",
+        content=json.dumps(body_of()),
+        headers={"content-type": media_type},
+    )
+    assert answer.status_code == status
+
+
+async def test_names_of_128_characters_are_kept_whole(api: Door) -> None:
+    name = "é" * 128
+    answer = await api.submit(name, jobName=name, jobHandler=name)
+    assert answer.status_code == 202
+    job = (await api.client.get(answer.headers["location"])).json()
+    assert (job["clientRequestId"], job["jobName"], job["jobHandler"]) == (name, name, name)
+
+
+async def test_an_accepted_job_is_answered_with_its_place_and_when_to_look(api: Door) -> None:
+    await api.beat()
+    answer = await api.submit("r", delayMs=60_000)
+    job = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/openapi/jobs/{job['jobId']}"
+    assert answer.headers["etag"] == '"0"'
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (job["status"], job["attempt"], job["maxRetry"]) == ("WAITING", 0, 3)
+    assert (job["executions"], job["warnings"], job["finishedAt"]) == ([], [], None)
+    seen = await api.client.get(answer.headers["location"])
+    assert seen.json() == job
+
+
+async def test_an_ended_job_does_not_ask_to_come_again(api: Door) -> None:
+    run = await running_job(api.database)
+    await api.report(outcome_of(run, 1))
+    answer = await api.client.get(f"/openapi/jobs/{run.job_id}")
+    assert answer.json()["status"] == "SUCCEEDED"
+    assert "retry-after" not in answer.headers
+    assert answer.headers["etag"]
+
+
+async def test_a_handler_that_nobody_offers_is_accepted_with_a_warning(api: Door) -> None:
+    answer = await api.submit(jobHandler="nobody")
+    assert answer.status_code == 202
+    (warning,) = answer.json()["warnings"]
+    assert warning["code"] == "no_live_worker"
+    await api.beat("some", handlers=["nobody"])
+    assert (await api.submit(jobHandler="nobody")).json()["warnings"] == []
+    await api.beat("some", handlers=["nobody"], state=WorkerState.DRAINING)
+    assert len((await api.submit(jobHandler="nobody")).json()["warnings"]) == 1
+
+
+async def test_a_long_poll_returns_as_soon_as_the_job_ends_here_or_elsewhere(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as api, door(migrated_engine) as other:
+        for reporter in (api, other):
+            run = await running_job(api.database)
+            waiting = asyncio.create_task(
+                api.client.get(f"/openapi/jobs/{run.job_id}?wait=20", timeout=25)
+            )
+            await until_async(lambda: api.parts.waiters.count == 1)
+            started = time.monotonic()
+            await reporter.report(outcome_of(run, 1))
+            answer = await waiting
+            assert answer.json()["status"] == "SUCCEEDED"
+            assert time.monotonic() - started < 5
+
+
+async def test_a_long_poll_returns_though_every_signal_was_lost(api: Door) -> None:
+    run = await running_job(api.database)
+    waiting = asyncio.create_task(api.client.get(f"/openapi/jobs/{run.job_id}?wait=20", timeout=25))
+    await until_async(lambda: api.parts.waiters.count == 1)
+    await settled(api.database, ending(run, ExecutionStatus.SUCCEEDED, result="1"))
+    assert (await waiting).json()["status"] == "SUCCEEDED"
+
+
+async def test_a_long_poll_that_ends_in_vain_shows_the_job_as_it_is(api: Door) -> None:
+    job_id = await api.submitted()
+    answer = await api.client.get(f"/openapi/jobs/{job_id}?wait=0.2")
+    assert (answer.status_code, answer.json()["status"]) == (200, "WAITING")
+    assert api.parts.waiters.count == 0
+
+
+async def test_many_long_polls_ask_the_database_together(api: Door) -> None:
+    ids = [await api.submitted() for _ in range(50)]
+    waiting = [
+        asyncio.create_task(api.client.get(f"/openapi/jobs/{job_id}?wait=3.5", timeout=10))
+        for job_id in ids
+    ]
+    await until_async(lambda: api.parts.waiters.count == 50)
+    await asyncio.sleep(0.5)  # their own first look
+    with counted(api.database) as statements:
+        await asyncio.sleep(2.2)
+        about_jobs = [one for one in statements if "job_info" in one]
+    assert len(about_jobs) <= 3
+    await asyncio.gather(*waiting)
+
+
+async def test_pages_of_executions_show_each_once_newest_first(api: Door) -> None:
+    database = api.database
+    run = await running_job(database, max_retry=20)
+    seen = [run.execution_id]
+    for _ in range(6):
+        await settled(database, ending(run, ExecutionStatus.FAILED, retry_after_ms=0))
+        (run,) = await claimed(database, [run.job_id], term=await new_term(database))
+        seen.append(run.execution_id)
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = (
+            await api.client.get(f"/openapi/jobs/{run.job_id}/executions?limit=3{cursor}")
+        ).json()
+        pages.append([one["executionId"] for one in page["items"]])
+        cursor = f"&cursor={page['nextCursor']}" if page["nextCursor"] else None
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert [one for page in pages for one in page] == seen[::-1]
+    job = (await api.client.get(f"/openapi/jobs/{run.job_id}")).json()
+    assert [one["executionId"] for one in job["executions"]] == seen[:1:-1]
+    assert [one["attempt"] for one in job["executions"]] == [7, 6, 5, 4, 3]
+
+
+async def test_pages_of_workers_and_handlers_show_each_once(api: Door) -> None:
+    for number in range(5):
+        await api.beat(f"w{number}", handlers=["all", f"own{number}"])
+    for path, key, expected in (
+        ("/openapi/workers", "workerId", {f"w{number}#boot" for number in range(5)}),
+        ("/openapi/handlers", "name", {"all", *(f"own{number}" for number in range(5))}),
+    ):
+        found, cursor = [], ""
+        while cursor is not None:
+            page = (await api.client.get(f"{path}?limit=2{cursor}")).json()
+            found += page["items"]
+            cursor = f"&cursor={page['nextCursor']}" if page["nextCursor"] else None
+        assert sorted(one[key] for one in found) == sorted(expected)
+    shared = [one for one in found if one["name"] == "all"]
+    assert [one["workers"] for one in shared] == [5]
+
+
+async def test_a_silent_worker_is_listed_but_its_handlers_are_not(api: Door) -> None:
+    await api.beat("silent", handlers=["lonely"])
+    await change(api.database, "UPDATE worker_node SET last_heartbeat = last_heartbeat - 20000")
+    api.parts.fleet._expire()
+    assert (await api.client.get("/openapi/handlers")).json()["items"] == []
+    (worker,) = (await api.client.get("/openapi/workers")).json()["items"]
+    assert worker["workerId"] == "silent#boot"
+    needed = {"workerId", "state", "handlers", "capacity", "active", "queued"}
+    assert needed <= worker.keys()
+
+
+async def test_without_a_valid_key_nothing_is_told_and_nothing_taken(
+    sqlite_engine: Engine,
+) -> None:
+    async with door(migrated(sqlite_engine), api_keys="one:key-of-one") as api:
+        for path in ("/openapi/jobs/1", "/openapi/workers", "/openapi/handlers"):
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": f"Bearer {TOKEN}"},
+            ):
+                answer = await api.client.get(path, headers=headers)
+                assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+        assert (await api.submit()).status_code == 401
+        good = {"Authorization": "Bearer key-of-one"}
+        answer = await api.client.post("/openapi/jobs", json=body_of(), headers=good)
+        assert answer.status_code == 202
+        for path in ("/healthz", "/readyz"):
+            assert (await api.client.get(path)).status_code == 200
+        stranger = await api.client.post("/internal/reports", content=b"{}", headers=good)
+        assert stranger.status_code == 401
+
+
+async def test_readiness_names_the_part_that_is_missing(
+    sqlite_engine: Engine,
+) -> None:
+    engine = migrated(sqlite_engine)
+    async with door(engine, redis_url="unix:///nowhere/redis.sock") as api:
+        answer = await api.client.get("/readyz")
+        assert answer.status_code == 503
+        parts = answer.json()["parts"]
+        assert parts["redis"] != "ok"
+        assert parts["database"] == "ok"
+        # The door itself needs no Redis.
+        assert (await api.submit()).status_code == 202
+
+
+async def test_a_request_id_is_returned_and_a_bad_one_replaced(one_api: Door) -> None:
+    given = await one_api.client.get("/healthz", headers={"x-request-id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    bad = await one_api.client.get("/healthz", headers={"x-request-id": "a b\t"})
+    assert bad.headers["x-request-id"] not in ("", "a b\t")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"workerId": 1, "load": {"seq": 1, "active": 0}}',
+        b'{"workerId": "w", "load": {"seq": 1, "active": 0}, "outcomes": {}}',
+        b'{"workerId": "w", "load": {"seq": 1, "active": 0}, "stopped": null}',
+        b"[" * 10000,
+    ],
+)
+async def test_an_envelope_of_reports_that_cannot_be_read_is_refused(
+    one_api: Door, raw: bytes
+) -> None:
+    answer = await one_api.client.post(
+        "/internal/reports", content=raw, headers={"Authorization": f"Bearer {TOKEN}"}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")

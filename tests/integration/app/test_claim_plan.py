@@ -1,0 +1,83 @@
+"""The claim walks its index and nothing else, however many finished jobs are kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.moves.claim import Probe, probe_sql
+from app.plumbing.database import Database
+from tests.integration.app.rig import change, fill, insert, new_jobs, opened, value_of
+from tests.support.engines import Engine, migrated
+
+FINISHED = 200_000
+
+
+async def explained(database: Database, prefix: str, query: str) -> list[Any]:
+    """Return the rows that explain a query."""
+
+    async def ask(connection: AsyncConnection) -> list[Any]:
+        return list((await connection.execute(text(f"{prefix} {query}"))).all())
+
+    return await database.read(ask)
+
+
+def probes(queue_id: int) -> list[Probe]:
+    """The ranges that are read when a queue with 32 free slots is looked through anew."""
+    return [Probe(queue_id, priority, 0, 0, 33) for priority in range(9, -1, -1)]
+
+
+def found_in(plan: Any, name: str) -> list[Any]:
+    """Return every value of a name anywhere in a JSON plan."""
+    if isinstance(plan, dict):
+        own = [plan[name]] if name in plan else []
+        return own + [value for part in plan.values() for value in found_in(part, name)]
+    if isinstance(plan, list):
+        return [value for part in plan for value in found_in(part, name)]
+    return []
+
+
+async def test_mariadb_claims_by_the_index_without_a_sort_among_200000_finished_jobs(
+    mariadb_engine: Engine,
+) -> None:
+    async with opened(migrated(mariadb_engine)) as database:
+        (job,) = await new_jobs(database, 1)
+        await fill(database, FINISHED, status=2, queue_id=job.queue_id, priority=5)
+        await insert(database, 500, priority=5)
+        await insert(database, 500, priority=0)
+        await explained(database, "ANALYZE TABLE", "job_info")
+        assert await value_of(database, "SELECT COUNT(*) FROM job_info") == FINISHED + 1000
+
+        query = probe_sql(database, probes(job.queue_id))
+        rows = await explained(database, "EXPLAIN", query)
+        reads = [row for row in rows if row.table == "job_info"]
+        assert len(reads) == 10
+        assert {row.key for row in reads} == {"ix_job_info_claim"}
+        assert not [row.Extra for row in rows if "filesort" in (row.Extra or "")]
+
+        ((analysed,),) = await explained(database, "ANALYZE FORMAT=JSON", query)
+        plan = json.loads(analysed)
+        assert not found_in(plan, "filesort")
+        examined = [
+            table["r_rows"] * table["r_loops"]
+            for table in found_in(plan, "table")
+            if table.get("key") == "ix_job_info_claim"
+        ]
+        assert len(examined) == 10
+        assert sum(examined) <= 2 * 33 + 10
+
+
+async def test_sqlite_claims_by_the_index_without_a_sort(sqlite_engine: Engine) -> None:
+    async with opened(migrated(sqlite_engine)) as database:
+        (job,) = await new_jobs(database, 1)
+        await fill(database, 20_000, status=2, queue_id=job.queue_id, priority=5)
+        await insert(database, 100)
+        await change(database, "ANALYZE")
+        query = probe_sql(database, probes(job.queue_id))
+        details = [row.detail for row in await explained(database, "EXPLAIN QUERY PLAN", query)]
+        assert sum("ix_job_info_claim" in detail for detail in details) == 10
+        assert not [detail for detail in details if "TEMP B-TREE" in detail]
+        assert not [detail for detail in details if detail.startswith("SCAN job_info")]

@@ -1,0 +1,152 @@
+"""The dispatch lock: one holder at a time, passed on when it dies or stops, fenced by a term."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from app.dispatch.lock import DispatchLock
+from app.ground import Ground, lay_ground
+from tests.integration.app.rig import change, claimed, insert, settings_of, value_of
+from tests.support.engines import Engine
+from tests.support.wait import until_async
+
+LIFE = 1.5
+
+
+class Holder:
+    """A process that competes for the lock, as far as the lock can tell."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.lock = DispatchLock(ground)
+
+    async def start(self) -> None:
+        await self.ground.clock.measure()
+        self.ground.bus.start()
+        self.lock.start()
+
+    async def die(self) -> None:
+        """Do nothing any more, and release nothing."""
+        await self.lock._loop.stop()
+
+    async def won(self, timeout: float = 10) -> int:
+        return await until_async(lambda: self.lock.term, timeout, what="the lock")
+
+
+@asynccontextmanager
+async def competing(engine: Engine, count: int) -> AsyncIterator[list[Holder]]:
+    """Let some processes compete for the lock."""
+    async with AsyncExitStack() as ends:
+        holders = []
+        for _ in range(count):
+            ground = lay_ground(settings_of(engine, lock_seconds=LIFE), internal_token="")
+            ends.push_async_callback(ground.close)
+            holder = Holder(ground)
+            ends.push_async_callback(ground.bus.stop)
+            ends.push_async_callback(holder.lock.stop)
+            await holder.start()
+            holders.append(holder)
+        yield holders
+
+
+def holding(holders: list[Holder]) -> list[Holder]:
+    return [one for one in holders if one.lock.term is not None]
+
+
+async def test_two_never_hold_the_lock_at_once(migrated_engine: Engine) -> None:
+    async with competing(migrated_engine, 3) as holders:
+        seen = 0
+        end = time.monotonic() + 3 * LIFE
+        while time.monotonic() < end:
+            assert len(holding(holders)) <= 1
+            seen += len(holding(holders))
+            await asyncio.sleep(0.002)
+        assert seen > 100
+        # Nobody else got it while its holder extended it.
+        assert await value_of(holders[0].ground.database, "SELECT term FROM dispatch_term") == 1
+
+
+async def test_a_dead_holders_lock_passes_on_with_a_higher_term_and_not_before_it_ran_out(
+    migrated_engine: Engine,
+) -> None:
+    async with competing(migrated_engine, 2) as holders:
+        await until_async(lambda: holding(holders))
+        (dead,) = holding(holders)
+        (other,) = [one for one in holders if one is not dead]
+        term = await dead.won()
+        await dead.die()
+        while dead.lock.is_valid:
+            assert other.lock.term is None
+            await asyncio.sleep(0.005)
+        assert await other.won() == term + 1
+        assert dead.lock.term is None
+
+
+async def test_a_holder_that_stops_passes_the_lock_on_at_once(migrated_engine: Engine) -> None:
+    async with competing(migrated_engine, 2) as holders:
+        await until_async(lambda: holding(holders))
+        (first,) = holding(holders)
+        (other,) = [one for one in holders if one is not first]
+        await asyncio.sleep(0.1)  # the other listens by now
+        started = time.monotonic()
+        await first.lock.stop()
+        assert await other.won() == 2
+        assert time.monotonic() - started < 0.5
+
+
+async def test_after_a_flush_the_old_holder_claims_nothing_and_somebody_holds_the_lock(
+    migrated_engine: Engine,
+) -> None:
+    async with competing(migrated_engine, 2) as holders:
+        await until_async(lambda: holding(holders))
+        old = await holding(holders)[0].won()
+        database = holders[0].ground.database
+        job_ids = await insert(database, 3)
+        migrated_engine.redis.flushall()
+
+        async def raised() -> bool:
+            return int(await value_of(database, "SELECT term FROM dispatch_term")) > old
+
+        await until_async(raised)
+        assert await claimed(database, job_ids, term=old) == []
+        await until_async(lambda: len(holding(holders)) == 1)
+        (new,) = holding(holders)
+        assert len(await claimed(database, job_ids, term=await new.won())) == 3
+
+
+async def test_a_holder_that_gives_up_comes_back_with_a_higher_term(
+    migrated_engine: Engine,
+) -> None:
+    async with competing(migrated_engine, 1) as (one,):
+        assert await one.won() == 1
+        one.lock.give_up("a test says so")
+        assert one.lock.term is None
+        assert await one.won() == 2
+
+
+async def test_nobody_dispatches_while_the_row_of_terms_is_missing(
+    migrated_engine: Engine,
+) -> None:
+    async with competing(migrated_engine, 1) as (one,):
+        await one.won()
+        await change(one.ground.database, "DELETE FROM dispatch_term")
+        one.lock.give_up("a test says so")
+        await asyncio.sleep(0.5)
+        assert one.lock.term is None
+
+
+@pytest.mark.parametrize("skew_ms", [-6000, 6000])
+async def test_a_process_whose_clock_is_off_does_not_become_the_holder(
+    migrated_engine: Engine, skew_ms: int
+) -> None:
+    async with competing(migrated_engine, 1) as (one,):
+        await one.won()
+        one.ground.clock.skew_ms = skew_ms
+        await until_async(lambda: one.lock.term is None)
+        one.ground.clock.skew_ms = 0
+        assert await one.won() == 2

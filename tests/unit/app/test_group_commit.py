@@ -1,0 +1,164 @@
+"""Group commit: shared batches without a timer, and an offender that fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.plumbing.group_commit import GroupCommit, Overloaded
+
+
+class Away(Exception):
+    """What a database that is away raises."""
+
+
+class Commits:
+    """A commit that can be held up, refuses poison, and remembers its batches."""
+
+    def __init__(self, *, poison: frozenset[int] = frozenset()) -> None:
+        self.batches: list[list[int]] = []
+        self.stored: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.away = False
+        self._poison = poison
+
+    async def __call__(self, items: Sequence[int]) -> list[int]:
+        self.batches.append(list(items))
+        await self.gate.wait()
+        if self.away:
+            raise Away
+        if self._poison & set(items):
+            raise ValueError(str(sorted(self._poison & set(items))))
+        self.stored += items
+        return [item * 10 for item in items]
+
+
+def group(
+    commits: Commits, *, batch_limit: int = 100, backlog_limit: int = 1000
+) -> GroupCommit[int, int]:
+    return GroupCommit(
+        commits, batch_limit=batch_limit, backlog_limit=backlog_limit, shared_errors=(Away,)
+    )
+
+
+async def test_an_idle_group_commits_a_single_item_at_once() -> None:
+    commits = Commits()
+    assert await group(commits).add(1) == 10
+    assert commits.batches == [[1]]
+
+
+async def test_items_that_arrive_while_a_commit_is_in_flight_share_the_next_one() -> None:
+    commits = Commits()
+    commits.gate.clear()
+    one = group(commits)
+    first = asyncio.create_task(one.add(0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert commits.batches == [[0]]
+    later = [asyncio.create_task(one.add(number)) for number in range(1, 6)]
+    await asyncio.sleep(0)
+    assert one.backlog == 5
+    commits.gate.set()
+    assert await asyncio.gather(first, *later) == [0, 10, 20, 30, 40, 50]
+    assert commits.batches == [[0], [1, 2, 3, 4, 5]]
+
+
+async def test_no_batch_is_longer_than_its_limit() -> None:
+    commits = Commits()
+    one = group(commits, batch_limit=4)
+    await asyncio.gather(*(one.add(number) for number in range(10)))
+    assert [len(batch) for batch in commits.batches] == [4, 4, 2]
+
+
+@given(st.integers(1, 70), st.data())
+async def test_offenders_fail_alone_and_all_others_are_committed_once(
+    count: int, data: st.DataObject
+) -> None:
+    poison = data.draw(st.frozensets(st.integers(0, count - 1), max_size=5))
+    commits = Commits(poison=poison)
+    one = group(commits)
+    results = await asyncio.gather(
+        *(one.add(number) for number in range(count)), return_exceptions=True
+    )
+    for number, result in enumerate(results):
+        if number in poison:
+            assert isinstance(result, ValueError)
+            assert str(result) == f"[{number}]"
+        else:
+            assert result == number * 10
+    assert sorted(commits.stored) == sorted(set(range(count)) - poison)
+
+
+async def test_an_error_that_is_shared_goes_to_all_and_no_batch_is_split() -> None:
+    commits = Commits()
+    commits.away = True
+    one = group(commits)
+    results = await asyncio.gather(
+        *(one.add(number) for number in range(8)), return_exceptions=True
+    )
+    assert all(isinstance(result, Away) for result in results)
+    assert len(commits.batches) == 1
+    commits.away = False
+    assert await one.add(1) == 10
+
+
+async def test_what_is_above_the_backlog_limit_is_refused_at_once_and_not_taken() -> None:
+    commits = Commits()
+    commits.gate.clear()
+    one = group(commits, backlog_limit=3)
+    first = asyncio.create_task(one.add(0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    held = [asyncio.create_task(one.add(number)) for number in (1, 2, 3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await one.add(4)
+    commits.gate.set()
+    await asyncio.gather(first, *held)
+    assert sorted(commits.stored) == [0, 1, 2, 3]
+    assert await one.add(5) == 50
+
+
+async def test_a_caller_that_leaves_takes_nothing_from_the_others() -> None:
+    commits = Commits()
+    commits.gate.clear()
+    one = group(commits)
+    tasks = [asyncio.create_task(one.add(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    commits.gate.set()
+    assert await asyncio.gather(tasks[1], tasks[3]) == [10, 30]
+    await one.drained()
+    # Accepted is accepted: a client that hung up may have sent its request in earnest.
+    assert sorted(commits.stored) == [0, 1, 2, 3]
+
+
+async def test_drained_returns_when_nothing_waits() -> None:
+    commits = Commits()
+    commits.gate.clear()
+    one = group(commits)
+    task = asyncio.create_task(one.add(1))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(one.drained())
+    await asyncio.sleep(0)
+    assert not draining.done()
+    commits.gate.set()
+    await draining
+    assert await task == 10
+    await one.drained()
+
+
+async def test_a_commit_that_answers_for_too_few_items_is_a_fault_of_each() -> None:
+    async def forgetful(items: Sequence[int]) -> list[int]:
+        return []
+
+    one: GroupCommit[int, int] = GroupCommit(forgetful, batch_limit=10, backlog_limit=10)
+    results = await asyncio.gather(one.add(1), one.add(2), return_exceptions=True)
+    assert all(isinstance(result, RuntimeError) for result in results)
