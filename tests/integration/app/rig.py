@@ -297,6 +297,7 @@ async def fill(
         numbers = f"(SELECT seq AS n FROM seq_1_to_{count})"
     await change(
         database,
-        f"INSERT INTO job_info ({_FILLED}) SELECT 0, 0, 'filled', '{handler}', {queue_id}, {status}, "
-        f"{priority}, 1700000000000 + n, 3, 60000, 'fixed', 1, 1, 1 FROM {numbers} AS numbers",
+        f"INSERT INTO job_info ({_FILLED}) SELECT 0, 0, 'filled', '{handler}', {queue_id}, "
+        f"{status}, {priority}, 1700000000000 + n, 3, 60000, 'fixed', 1, 1, 1 "
+        f"FROM {numbers} AS numbers",
     )

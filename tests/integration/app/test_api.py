@@ -371,7 +371,8 @@ async def test_pages_of_executions_show_each_once_newest_first(api: Door) -> Non
         await settled(database, ending(run, ExecutionStatus.FAILED, retry_after_ms=0))
         (run,) = await claimed(database, [run.job_id], term=await new_term(database))
         seen.append(run.execution_id)
-    pages, cursor = [], ""
+    pages: list[list[str]] = []
+    cursor: str | None = ""
     while cursor is not None:
         page = (
             await api.client.get(f"/openapi/jobs/{run.job_id}/executions?limit=3{cursor}")
@@ -388,6 +389,8 @@ async def test_pages_of_executions_show_each_once_newest_first(api: Door) -> Non
 async def test_pages_of_workers_and_handlers_show_each_once(api: Door) -> None:
     for number in range(5):
         await api.beat(f"w{number}", handlers=["all", f"own{number}"])
+    found: list[dict[str, Any]] = []
+    cursor: str | None
     for path, key, expected in (
         ("/openapi/workers", "workerId", {f"w{number}#boot" for number in range(5)}),
         ("/openapi/handlers", "name", {"all", *(f"own{number}" for number in range(5))}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def gaps(job: dict[str, Any]) -> list[float]:
             datetime.fromisoformat(later["triggerTime"])
             - datetime.fromisoformat(earlier["finishedAt"])
         ).total_seconds()
-        for earlier, later in zip(runs, runs[1:], strict=False)
+        for earlier, later in pairwise(runs)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The schema: one history for both dialects, safe to run twice and at once, checked at the start."""
+"""The schema: one history for both dialects, safe to run at once, checked at every start."""
 
 from __future__ import annotations
 

@@ -143,7 +143,9 @@ def start_worker(
         child.start()
         name = environment.get("ONCUE_WORKER_NAME", f"process-{len(children) - 1}")
         try:
-            await until_async(lambda: any(beat.name == name for beat in dispatcher.beats))
+            await until_async(
+                lambda: any(beat.name == name for beat in dispatcher.beats), timeout=30
+            )
         except TimeoutError as late:
             raise TimeoutError(f"{late}\n{child.log_tail()}") from None
         return WorkerProcess(child, port)

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 from oncue.protocol import Delivery
 from tests.integration.worker.conftest import SECRET, OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
+from tests.support.ports import free_port
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
 
@@ -212,6 +213,37 @@ async def test_only_what_fits_is_taken(
     async with open_worker() as parts:
         many = [make_delivery(hook.url) for _ in range(5)]
         assert parts.deliverer.take(many) == [one.delivery_id for one in many[:3]]
+
+
+async def test_ten_thousand_callbacks_of_one_dead_host_leave_room_for_others(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    dead = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    url = f"http://127.0.0.1:{dead.getsockname()[1]}/"
+    async with open_worker() as parts:
+        many = [make_delivery(url) for _ in range(10_000)]
+        assert parts.deliverer.take(many) == [one.delivery_id for one in many[:500]]
+        other = make_delivery(hook.url)
+        assert parts.deliverer.take([*many[500:], other]) == [other.delivery_id]
+        assert parts.deliverer.take(many[:1]) == [many[0].delivery_id]
+        assert (await tried(dispatcher, other)).delivered
+    dead.close()
+
+
+async def test_a_host_that_gave_no_answer_gets_less_room_until_it_answers(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}/"
+    first = make_delivery(url)
+    async with open_worker() as parts:
+        parts.deliverer.take([first])
+        assert not (await tried(dispatcher, first)).delivered
+        many = [make_delivery(url) for _ in range(500)]
+        assert parts.deliverer.take(many) == [one.delivery_id for one in many[:64]]
+        await parts.deliverer.wait_idle()
+        [host] = parts.deliverer._hosts.values()
+        host.slow = False
+        assert len(parts.deliverer.take(many[64:])) == 436
 
 
 async def test_a_forbidden_address_is_refused_with_the_one_text(

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oncue.protocol import MAX_INTERNAL_BODY_BYTES
+from oncue.protocol import MAX_INTERNAL_BODY_BYTES, Answer, RejectReason, RunResponse
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
@@ -77,6 +77,53 @@ async def test_refusals_are_problems_with_a_code(client: Open) -> None:
             )
         }
     assert found == {"not_found", "method_not_allowed", "invalid_request", "stale_term"}
+
+
+async def test_a_run_that_cannot_be_read_is_rejected_alone_and_for_good(client: Open) -> None:
+    first, bad, last = make_run("echo"), make_run("echo"), make_run("echo")
+    body = to_json(make_request(first, bad, last))
+    body["runs"][1]["attempt"] = "first"
+    async with client() as worker:
+        answer = await worker.post("/run", json=body)
+        late = await worker.post("/run", json=to_json(make_request(bad)))
+    found = RunResponse.model_validate_json(answer.content).answers
+    assert [one.execution_id for one in found] == [run.execution_id for run in (first, bad, last)]
+    assert [one.answer for one in found] == [Answer.ACCEPTED, Answer.REJECTED, Answer.ACCEPTED]
+    assert found[1].reason is RejectReason.INVALID
+    [repeated] = RunResponse.model_validate_json(late.content).answers
+    assert (repeated.answer, repeated.reason) == (Answer.REJECTED, RejectReason.INVALID)
+
+
+async def test_an_unreadable_copy_of_a_held_run_is_a_duplicate(client: Open) -> None:
+    run = make_run("w_wait", {"seconds": 5})
+    async with client() as worker:
+        await worker.post("/run", json=to_json(make_request(run)))
+        body = {"term": 1, "runs": [{"executionId": run.execution_id}]}
+        answer = await worker.post("/run", json=body)
+    [found] = RunResponse.model_validate_json(answer.content).answers
+    assert (found.answer, found.owner_execution_id) == (Answer.DUPLICATE, run.execution_id)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"runs": []}',
+        b'{"term": 1}',
+        b'{"term": 1, "runs": [{"jobId": 1}]}',
+        b'{"term": 1, "runs": [{"executionId": 7}]}',
+        b'{"term": 1, "runs": [null]}',
+        b'{"term": 1, "runs": [' + b",".join([b'{"executionId": "x"}'] * 501) + b"]}",
+    ],
+)
+async def test_a_body_whose_runs_cannot_be_told_apart_is_refused_whole(
+    client: Open, body: bytes
+) -> None:
+    async with client() as worker:
+        answer = await worker.post("/run", content=body)
+    assert (answer.status_code, code_of(answer)) == (422, "invalid_request")
 
 
 async def test_a_body_over_the_limit_is_refused_declared_or_not(client: Open) -> None:

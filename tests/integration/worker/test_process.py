@@ -8,14 +8,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
-from oncue.protocol import OutcomeStatus, RejectReason, RunResponse, WorkerState
+from oncue.protocol import (
+    Outcome,
+    OutcomeStatus,
+    RejectReason,
+    RunResponse,
+    WorkerState,
+    run_key,
+    run_mark,
+)
 from tests.integration.worker.rig import FakeDispatcher
+from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
 
@@ -87,29 +99,56 @@ async def test_outcomes_that_nobody_takes_do_not_delay_the_end(
     assert await asyncio.to_thread(worker.child.wait, 3) == 0
 
 
-async def test_a_worker_told_so_ends_with_its_parent(
-    dispatcher: FakeDispatcher, start_worker: Any
-) -> None:
-    worker = await start_worker()  # gives a Redis that is there
-    environment = {
-        **worker.child._environment,
-        "ONCUE_WORKER_PORT": "0",
-        "ONCUE_WORKER_NAME": "child-of-us",
-        "ONCUE_EXIT_WITH_STDIN": "true",
-    }
-    with subprocess.Popen(  # noqa: ASYNC220 (a test may wait for its own child)
+@contextmanager
+def child_of_us(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that ends when its standard input does, on a port that the system chose."""
+    with subprocess.Popen(
         [sys.executable, "-m", "worker"],
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env={
+            **environment,
+            "ONCUE_WORKER_PORT": "0",
+            "ONCUE_WORKER_NAME": "child-of-us",
+            "ONCUE_EXIT_WITH_STDIN": "true",
+        },
     ) as process:
-        await until_async(lambda: any(one.name == "child-of-us" for one in dispatcher.beats))
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_a_worker_told_so_ends_with_its_parent_and_returns_its_runs(
+    dispatcher: FakeDispatcher, start_worker: Any, valkey: PrivateValkey, tmp_path: Path
+) -> None:
+    worker = await start_worker()
+    runs = [
+        make_run("w_wait", {"seconds": 60}),
+        make_run("w_block", {"file": str(tmp_path / "begun")}),
+    ]
+    with child_of_us(worker.child._environment) as process:
+        beat = await until_async(
+            lambda: next((one for one in dispatcher.beats if one.name == "child-of-us"), None),
+            timeout=30,
+        )
+        assert not beat.url.endswith(":0")
+        async with httpx.AsyncClient() as client:
+            body = make_request(*runs).model_dump(by_alias=True)
+            assert (await client.post(f"{beat.url}/run", json=body)).status_code == 200
+        await until_async((tmp_path / "begun").exists)
+        dispatcher.silent = True  # it has gone with the parent
         assert process.poll() is None
         assert process.stdin is not None
         process.stdin.close()
-        assert await asyncio.to_thread(process.wait, 10) == 0
-    port = next(one.url for one in dispatcher.beats if one.name == "child-of-us")
-    assert not port.endswith(":0")
+        assert await asyncio.to_thread(process.wait, 6) == 0
+    with Redis.from_url(valkey.socket_url) as redis:
+        for run in runs:
+            value = redis.get(run_key("oncue", run.job_id, run.trigger_ts))
+            assert isinstance(value, bytes)
+            mark = run_mark(beat.boot_id, run.execution_id).encode()
+            outcome = Outcome.model_validate_json(value.removeprefix(mark))
+            assert outcome.status is OutcomeStatus.RETURNED
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from oncue.protocol import Outcome, OutcomeStatus, ReportsRequest, run_key, run_mark
-from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.conftest import SECRET, OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
@@ -155,6 +155,17 @@ async def test_a_slot_is_free_in_the_report_of_its_run(
         await until_async(lambda: dispatcher.outcome(run.execution_id))
     [report] = [one for one in dispatcher.reports if one.outcomes]
     assert report.load.active == 0
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+async def test_a_report_says_whether_its_worker_delivers_callbacks(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, secret: str | None
+) -> None:
+    run = make_run("echo")
+    async with open_worker(webhook_secret=secret) as parts:
+        await parts.intake.take(make_request(run))
+        await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert {report.delivers for report in dispatcher.reports} == {secret is not None}
 
 
 async def test_an_unwanted_run_is_stopped_and_an_unwanted_outcome_dropped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
 from worker.held import StaleTerm
-from worker.lease import LeaseUnavailable
+from worker.lease import LeaseUnavailable, Wanted
 from worker.parts import Parts
 
 
@@ -149,6 +150,88 @@ async def test_limits_are_named(open_worker: OpenWorker) -> None:
         [draining] = await take(parts, make_run("echo"))
     assert unknown.reason is RejectReason.UNKNOWN_HANDLER
     assert draining.reason is RejectReason.DRAINING
+
+
+async def test_a_late_copy_of_a_run_rejected_as_full_finds_no_slot_though_one_is_free(
+    open_worker: OpenWorker,
+) -> None:
+    first, rejected = make_run("w_wait", {"seconds": 0.1}), make_run("echo")
+    async with open_worker(worker_capacity=1) as parts:
+        await take(parts, first)
+        [answer] = await take(parts, rejected)
+        assert answer.reason is RejectReason.FULL
+        await until_async(lambda: not parts.held.live)
+        [late, other] = await take(parts, rejected, make_run("echo"))
+    assert (late.answer, late.reason) == (Answer.REJECTED, RejectReason.FULL)
+    assert other.answer is Answer.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "reason", [RejectReason.FULL, RejectReason.DRAINING, RejectReason.UNKNOWN_HANDLER]
+)
+async def test_a_rejection_holds_after_its_reason_has_gone(
+    open_worker: OpenWorker, monkeypatch: pytest.MonkeyPatch, reason: RejectReason
+) -> None:
+    run = make_run("echo")
+    async with open_worker() as parts:
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.intake, "_limit", lambda _: reason)
+            await take(parts, run)
+        [late] = await take(parts, run)
+        assert not parts.held.live
+    assert (late.answer, late.reason) == (Answer.REJECTED, reason)
+
+
+async def test_a_run_rejected_by_a_drain_while_the_lease_is_taken_stays_so(
+    open_worker: OpenWorker, valkey: PrivateValkey
+) -> None:
+    run = make_run("echo")
+    async with open_worker() as parts:
+        valkey.freeze()
+        taking = asyncio.ensure_future(take(parts, run))
+        await until_async(lambda: parts.held.live)
+        parts.drain()
+        valkey.thaw()
+        [answer] = await taking
+        parts.held.draining = False
+        [late] = await take(parts, run)
+    assert answer.reason is late.reason is RejectReason.DRAINING
+
+
+@pytest.mark.parametrize("slow_copy_ends_first", [True, False])
+async def test_two_copies_of_which_one_found_no_slot_agree(
+    open_worker: OpenWorker, monkeypatch: pytest.MonkeyPatch, slow_copy_ends_first: bool
+) -> None:
+    first, run = make_run("w_wait", {"seconds": 30}), make_run("w_wait", {"seconds": 30})
+    async with open_worker(worker_capacity=1) as parts:
+        await take(parts, first)
+        gates = [asyncio.Event(), asyncio.Event()]
+        waiting = iter(gates)
+        ask = parts.leases.take
+
+        async def ask_and_wait(wanted: Sequence[Wanted]) -> list[bytes]:
+            values = await ask(wanted)
+            await next(waiting).wait()
+            return values
+
+        monkeypatch.setattr(parts.leases, "take", ask_and_wait)
+        slow = asyncio.ensure_future(take(parts, run))
+        await asyncio.sleep(0)
+        parts.intake.cancel(CancelRequest(term=1, execution_ids=[first.execution_id]))
+        await until_async(lambda: not parts.held.live)
+        quick = asyncio.ensure_future(take(parts, run))
+        await until_async(lambda: parts.held.live)
+        order = (slow, quick) if slow_copy_ends_first else (quick, slow)
+        for copy in order:
+            gates[0 if copy is slow else 1].set()
+            await copy
+        answers = {copy.result()[0].answer for copy in order}
+        if slow_copy_ends_first:
+            assert answers == {Answer.REJECTED}
+            assert not parts.held.live
+        else:
+            assert answers == {Answer.ACCEPTED, Answer.DUPLICATE}
+            assert list(parts.held.live) == [run.execution_id]
 
 
 async def test_a_cancel_stops_what_is_held_and_refuses_what_is_not(

@@ -134,7 +134,7 @@ async def test_a_caller_that_leaves_takes_nothing_from_the_others() -> None:
     tasks[2].cancel()
     await asyncio.sleep(0)
     commits.gate.set()
-    assert await asyncio.gather(tasks[1], tasks[3]) == [10, 30]
+    assert list(await asyncio.gather(tasks[1], tasks[3])) == [10, 30]
     await one.drained()
     # Accepted is accepted: a client that hung up may have sent its request in earnest.
     assert sorted(commits.stored) == [0, 1, 2, 3]

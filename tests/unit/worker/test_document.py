@@ -21,6 +21,14 @@ def test_operations_have_short_stable_names() -> None:
     assert found == {"run", "cancel", "deliver", "drain", "healthz", "readyz", "metrics"}
 
 
+def test_what_a_run_request_holds_is_that_of_the_protocol() -> None:
+    document = openapi_document()
+    body = document["paths"]["/run"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"] == "#/components/schemas/RunRequest"
+    runs = document["components"]["schemas"]["RunRequest"]["properties"]["runs"]
+    assert runs["items"] == {"$ref": "#/components/schemas/Run"}
+
+
 def test_every_integer_says_how_wide_it_is() -> None:
     def walk(node: Any) -> None:
         if isinstance(node, dict):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from oncue.handlers import RegisteredHandler
+from oncue.protocol import RejectReason
 from tests.unit.worker.runs import make_run
 from worker import held as held_module
 from worker.cost import RecentCost
@@ -40,7 +41,19 @@ async def test_lately_finished_runs_are_remembered_within_bounds(
     assert len(held._attempts) == 3
 
 
-async def test_finished_runs_and_cancel_marks_are_forgotten_in_time(
+def test_refusals_are_remembered_within_bounds_the_latest_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_module, "REMEMBER_AT_MOST", 3)
+    held = Held(10)
+    for name in ("a", "b", "c", "a", "d"):
+        held.refuse(name, RejectReason.FULL)
+    known = [name for name in "abcd" if held.refusal_of(name) is RejectReason.FULL]
+    assert known == ["a", "c", "d"]
+    assert len(held._refused) == 3
+
+
+async def test_finished_runs_and_refusals_are_forgotten_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
@@ -48,11 +61,11 @@ async def test_finished_runs_and_cancel_marks_are_forgotten_in_time(
     held = Held(10)
     old = make_execution()
     finish(held, old)
-    held.refuse("x")
+    held.refuse("x", RejectReason.CANCELLED)
     now = 601.0
     finish(held, make_execution())
     assert held.find(old.id) is None
-    assert not held.is_refused("x")
+    assert held.refusal_of("x") is None
 
 
 async def test_a_rolled_back_reservation_leaves_nothing() -> None:
