@@ -8,6 +8,7 @@ from typing import Final, Literal
 Backoff = Literal["fixed", "exponential"]
 
 MAX_DELAY_MS: Final = 24 * 3600 * 1000
+MAX_ASKED_MS: Final = 366 * 24 * 3600 * 1000
 EXPONENTIAL_JITTER: Final = 0.2
 MAX_RETURNS: Final = 10
 """How often a task may be given back without the attempt being counted."""
@@ -44,13 +45,13 @@ def after_failure(
 ) -> RetryAfter | GiveUp:
     """Decide what follows attempt number `attempt` (from 1); `jitter` is a draw from [0, 1).
 
-    A delay that the handler asked for is taken as asked. Exponential means interval * 2^(n-1)
-    after the n-th attempt, lengthened by up to a fifth. No delay is longer than a day.
+    A delay that the handler asked for is taken as asked, up to a year. Exponential means
+    interval * 2^(n-1) after the n-th attempt, lengthened by up to a fifth, at most a day.
     """
     if not retryable or attempt > policy.max_retry:
         return GiveUp()
     if retry_after_ms is not None:
-        return RetryAfter(min(retry_after_ms, MAX_DELAY_MS))
+        return RetryAfter(min(retry_after_ms, MAX_ASKED_MS))
     if policy.backoff == "fixed":
         return RetryAfter(policy.interval_ms)
     doubled = policy.interval_ms * 2 ** min(attempt - 1, 40)
