@@ -25,6 +25,7 @@ MYSQL_LOST: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2
 MYSQL_BAD_VALUE: Final = frozenset({1153, 1264, 1300, 1366, 1406, 3140, 4035, 4037, 4038})
 LOCK_WAIT_SECONDS: Final = 2
 IDLE_CONNECTION_SECONDS: Final = 60
+CLOSE_SECONDS: Final = 5
 CONFLICT_TRIES: Final = 12
 LOST_TRIES: Final = 3
 
@@ -55,6 +56,7 @@ class Database:
         self.url: URL = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writer_lock = asyncio.Lock() if self.is_sqlite else None
+        self._writing: set[asyncio.Future[Any]] = set()
         if self.is_sqlite:
             self._writers = _sqlite_engine(self.url, begin="BEGIN IMMEDIATE", pool_size=1)
             self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4)
@@ -85,7 +87,10 @@ class Database:
         Raises:
             DatabaseUnavailable: after all tries.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._retried(self._write_once, work)))
+        transaction = asyncio.ensure_future(self._retried(self._write_once, work))
+        self._writing.add(transaction)
+        transaction.add_done_callback(self._writing.discard)
+        return await asyncio.shield(transaction)
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
         """Run `work` for its reads; on MySQL each statement sees what is committed by then.
@@ -104,7 +109,9 @@ class Database:
         return await self.read(ask)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, after the writes whose callers have left."""
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=CLOSE_SECONDS)
         await self._writers.dispose()
         await self._readers.dispose()
 
