@@ -75,10 +75,10 @@ def main() -> None:
         step: {"p50": round(percentile(values, 50), 1), "p99": round(percentile(values, 99), 1)}
         for step, values in found.items()
     }
-    print(f"{given.jobs} jobs, one at a time, milliseconds after the POST was sent")  # noqa: T201
+    print(f"{given.jobs} jobs, one at a time, milliseconds after the POST was sent")
     for step, row in table.items():
-        print(f"  {step:<9} p50 {row['p50']:7.1f}   p99 {row['p99']:7.1f}")  # noqa: T201
-    print(json.dumps({"bench": "idle_latency", "jobs": given.jobs, **table}))  # noqa: T201
+        print(f"  {step:<9} p50 {row['p50']:7.1f}   p99 {row['p99']:7.1f}")
+    print(json.dumps({"bench": "idle_latency", "jobs": given.jobs, **table}))
 
 
 if __name__ == "__main__":
