@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import orjson
 import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,12 +17,13 @@ from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import ENDED, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit
+from app.plumbing.json_text import Unencodable
 
 log = structlog.get_logger(__name__)
 
 BATCH_LIMIT = 200
 BACKLOG_LIMIT = 100_000
-UNSTORABLE_ERRORS = (DBAPIError, UnicodeError, OverflowError, orjson.JSONEncodeError)
+UNSTORABLE_ERRORS = (DBAPIError, UnicodeError, OverflowError, Unencodable)
 """What the values themselves cause; every other trouble of the database passes with time."""
 
 

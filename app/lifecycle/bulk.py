@@ -1,4 +1,4 @@
-"""One UPDATE for many rows that get different values, given as one JSON parameter.
+"""One INSERT or UPDATE for many rows with different values, given as one JSON parameter.
 
 MySQL reads the rows through JSON_TABLE, SQLite through json_each. The joined table comes
 second and is reached by its key, so that only the rows named are locked (STRAIGHT_JOIN: the
@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 import orjson
 from sqlalchemy import TextClause, text
+
+from app.plumbing.json_text import Unencodable
 
 ColumnType = Literal["BIGINT", "TEXT"]
 # Without its own character set a column takes the database's, which may not be Unicode.
@@ -39,25 +41,55 @@ def update_from_rows(
     table's column of that name, and `v.<field>` is used in `assignments` and `guard`. Fields
     must not be named like columns that are assigned.
     """
+    source = _rows(columns, sqlite=sqlite)
     if sqlite:
-        fields = ", ".join(f"json_extract(value, '$.{name}') AS v_{name}" for name in columns)
-        statement = (
-            f"UPDATE {table} AS j SET {assignments} "
-            f"FROM (SELECT {fields} FROM json_each(:rows)) AS v "
+        return text(
+            f"UPDATE {table} AS j SET {assignments} FROM {source} AS v "
             f"WHERE j.{key} = v.v_{key} AND {guard}"
         )
-    else:
-        fields = ", ".join(
-            f"v_{name} {_MYSQL_TYPES[kind]} PATH '$.{name}'" for name, kind in columns.items()
-        )
-        statement = (
-            f"UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS ({fields})) AS v "
-            f"STRAIGHT_JOIN {table} AS j ON j.{key} = v.v_{key} "
-            f"SET {assignments} WHERE {guard}"
-        )
-    return text(statement)
+    return text(
+        f"UPDATE {source} AS v STRAIGHT_JOIN {table} AS j ON j.{key} = v.v_{key} "
+        f"SET {assignments} WHERE {guard}"
+    )
+
+
+def insert_from_rows(
+    *,
+    sqlite: bool,
+    table: str,
+    columns: Mapping[str, ColumnType],
+    values: Mapping[str, str],
+    keep_first: str,
+) -> TextClause:
+    """Build `INSERT INTO table (...) SELECT ... FROM rows AS v` with the parameter `:rows`.
+
+    `columns` names the fields of each row and their SQL types; `values` gives for each column
+    of the table its expression over `v.v_<field>`. Rows whose key is taken change nothing.
+    """
+    # SQLite takes ON CONFLICT for a join condition unless the SELECT has a WHERE.
+    return text(
+        f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+        f"FROM {_rows(columns, sqlite=sqlite)} AS v WHERE 1 = 1 {keep_first}"
+    )
+
+
+def _rows(columns: Mapping[str, ColumnType], *, sqlite: bool) -> str:
+    if sqlite:
+        fields = ", ".join(f"json_extract(value, '$.{name}') AS v_{name}" for name in columns)
+        return f"(SELECT {fields} FROM json_each(:rows))"
+    fields = ", ".join(
+        f"v_{name} {_MYSQL_TYPES[kind]} PATH '$.{name}'" for name, kind in columns.items()
+    )
+    return f"JSON_TABLE(:rows, '$[*]' COLUMNS ({fields}))"
 
 
 def rows_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Encode rows for `:rows`; order them by key first, which is the order of the locks."""
-    return orjson.dumps(rows).decode()
+    """Encode rows for `:rows`; order them by key first, which is the order of the locks.
+
+    Raises:
+        Unencodable: a text is not Unicode, or a number has more than 64 bits.
+    """
+    try:
+        return orjson.dumps(rows).decode()
+    except orjson.JSONEncodeError as error:
+        raise Unencodable(str(error)) from None

@@ -36,6 +36,7 @@ NOW_MS: Final = {
 }
 """SQL for the database's UTC time in epoch milliseconds, the one clock of all due times, by
 whether the database is SQLite."""
+KEEP_FIRST: Final = {True: "ON CONFLICT DO NOTHING", False: "ON DUPLICATE KEY UPDATE {key} = {key}"}
 
 
 class DatabaseUnavailable(Exception):
@@ -73,9 +74,7 @@ class Database:
 
     def keep_first(self, key: str) -> str:
         """End an INSERT so that a row whose key is taken changes nothing; `key` is a key column."""
-        if self.is_sqlite:
-            return "ON CONFLICT DO NOTHING"
-        return f"ON DUPLICATE KEY UPDATE {key} = {key}"
+        return KEEP_FIRST[self.is_sqlite].format(key=key)
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
         """Run `work` in one transaction, commit, and return what it returned.

@@ -57,17 +57,21 @@ def probe_sql(database: Database, probes: Sequence[Probe]) -> str:
     """Build the read of all ranges as one statement; every value in it is an integer."""
     hint = "" if database.is_sqlite else "FORCE INDEX (ix_job_info_claim) "
     arms = [
-        "SELECT * FROM (SELECT id, version, queue_id, priority, next_trigger_time, "
+        "SELECT id, version, queue_id, priority, next_trigger_time, "
         f"{database.now_ms} AS now_ms FROM job_info {hint}"
         f"WHERE status = {_CLAIMABLE} AND queue_id = {int(probe.queue_id)} "
         f"AND priority = {int(probe.priority)} "
         f"AND next_trigger_time >= {int(probe.after_due_ms)} "
         f"AND (next_trigger_time > {int(probe.after_due_ms)} OR id > {int(probe.after_id)}) "
         "AND stopping_execution_id IS NULL "
-        f"ORDER BY next_trigger_time, id LIMIT {int(probe.limit)}) AS range{number}"
-        for number, probe in enumerate(probes)
+        f"ORDER BY next_trigger_time, id LIMIT {int(probe.limit)}"
+        for probe in probes
     ]
-    return " UNION ALL ".join(arms)
+    if len(arms) == 1:
+        return arms[0]
+    return " UNION ALL ".join(
+        f"SELECT * FROM ({arm}) AS range{number}" for number, arm in enumerate(arms)
+    )
 
 
 async def find_due(

@@ -9,10 +9,11 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.reads import JOB_COLUMNS, read_now
+from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json
+from app.lifecycle.reads import JOB_COLUMNS
 from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
-from app.plumbing.database import Database
+from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
 
 PARAMS_SLOT: Final = "params"
 
@@ -44,32 +45,58 @@ class NewJob:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-_COLUMNS: Final = (
-    "tenant_id",
-    "client_request_id",
-    "request_digest",
-    "submit_token",
-    "kind",
-    "job_name",
-    "job_handler",
-    "queue_id",
-    "status",
-    "priority",
-    "next_trigger_time",
-    "max_retry",
-    "retry_interval_ms",
-    "retry_backoff",
-    "timeout_ms",
-    "callback_url",
-    "params",
-    "params_in_payload",
-    "created_at",
-    "updated_at",
-)
-_INSERT: Final = (
-    f"INSERT INTO job_info ({', '.join(_COLUMNS)}) "
-    f"VALUES ({', '.join(':' + name for name in _COLUMNS)}) "
-)
+_FIELDS: Final[dict[str, ColumnType]] = {
+    "tenant": "BIGINT",
+    "request": "TEXT",
+    "digest": "TEXT",
+    "token": "TEXT",
+    "name": "TEXT",
+    "handler": "TEXT",
+    "queue": "BIGINT",
+    "priority": "BIGINT",
+    "due": "BIGINT",
+    "delay": "BIGINT",
+    "retries": "BIGINT",
+    "interval": "BIGINT",
+    "backoff": "TEXT",
+    "timeout": "BIGINT",
+    "callback": "TEXT",
+    "params": "TEXT",
+    "long": "BIGINT",
+}
+_INSERT: Final = {
+    sqlite: insert_from_rows(
+        sqlite=sqlite,
+        table="job_info",
+        columns=_FIELDS,
+        values={
+            "tenant_id": "v.v_tenant",
+            "client_request_id": "v.v_request",
+            "request_digest": "v.v_digest",
+            "submit_token": "v.v_token",
+            "kind": str(int(JobKind.TASK)),
+            "job_name": "v.v_name",
+            "job_handler": "v.v_handler",
+            "queue_id": "v.v_queue",
+            "status": str(int(JobStatus.WAITING)),
+            "priority": "v.v_priority",
+            "next_trigger_time": (
+                f"CASE WHEN v.v_due IS NULL THEN {NOW_MS[sqlite]} + v.v_delay ELSE v.v_due END"
+            ),
+            "max_retry": "v.v_retries",
+            "retry_interval_ms": "v.v_interval",
+            "retry_backoff": "v.v_backoff",
+            "timeout_ms": "v.v_timeout",
+            "callback_url": "v.v_callback",
+            "params": "v.v_params",
+            "params_in_payload": "v.v_long",
+            "created_at": NOW_MS[sqlite],
+            "updated_at": NOW_MS[sqlite],
+        },
+        keep_first=KEEP_FIRST[sqlite].format(key="id"),
+    )
+    for sqlite in (True, False)
+}
 _SELECT_BY_KEY: Final = text(
     f"SELECT {JOB_COLUMNS} FROM job_info "
     "WHERE tenant_id = :tenant AND client_request_id IN :request_ids"
@@ -80,12 +107,10 @@ async def insert_jobs(
     connection: AsyncConnection, database: Database, jobs: Sequence[NewJob]
 ) -> dict[tuple[int, str], RowMapping]:
     """Insert the jobs that are new and return the row of each (tenant, clientRequestId)."""
-    now = await read_now(connection, database)
     in_key_order = sorted(jobs, key=lambda job: (job.tenant_id, job.client_request_id))
+    # No read of the row count: the SELECT by key tells what happened.
     await connection.execute(
-        # No read of the row count: the SELECT by key tells what happened.
-        text(_INSERT + database.keep_first("id")),
-        [_job_row(job, now) for job in in_key_order],
+        _INSERT[database.is_sqlite], {"rows": rows_json([_job_row(job) for job in in_key_order])}
     )
     found = await find_by_request(
         connection, [(job.tenant_id, job.client_request_id) for job in in_key_order]
@@ -113,29 +138,26 @@ async def find_by_request(
     return found
 
 
-def _job_row(job: NewJob, now: int) -> dict[str, Any]:
+def _job_row(job: NewJob) -> dict[str, Any]:
     inline = job.params is None or len(job.params.encode()) <= INLINE_BYTES
     return {
-        "tenant_id": job.tenant_id,
-        "client_request_id": job.client_request_id,
-        "request_digest": job.request_digest,
-        "submit_token": job.submit_token,
-        "kind": int(JobKind.TASK),
-        "job_name": job.job_name,
-        "job_handler": job.job_handler,
-        "queue_id": job.queue_id,
-        "status": int(JobStatus.WAITING),
+        "tenant": job.tenant_id,
+        "request": job.client_request_id,
+        "digest": job.request_digest,
+        "token": job.submit_token,
+        "name": job.job_name,
+        "handler": job.job_handler,
+        "queue": job.queue_id,
         "priority": job.priority,
-        "next_trigger_time": now + job.delay_ms if job.due_ms is None else job.due_ms,
-        "max_retry": job.max_retry,
-        "retry_interval_ms": job.retry_interval_ms,
-        "retry_backoff": job.retry_backoff,
-        "timeout_ms": job.timeout_ms,
-        "callback_url": job.callback_url,
+        "due": job.due_ms,
+        "delay": job.delay_ms,
+        "retries": job.max_retry,
+        "interval": job.retry_interval_ms,
+        "backoff": job.retry_backoff,
+        "timeout": job.timeout_ms,
+        "callback": job.callback_url,
         "params": job.params if inline else None,
-        "params_in_payload": not inline,
-        "created_at": now,
-        "updated_at": now,
+        "long": int(not inline),
     }
 
 

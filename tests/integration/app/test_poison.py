@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from app.lifecycle.moves.submit import NewJob
 from app.lifecycle.states import ExecutionStatus
 from app.migrate import migrate
+from app.plumbing.json_text import Unencodable
 from oncue.protocol import MAX_RESULT_BYTES
 from tests.integration.app.rig import (
     body_of,
@@ -52,7 +53,7 @@ async def test_a_poisonous_row_among_64_fails_alone_and_63_are_stored(
         results = await asyncio.gather(*(commits.add(job) for job in jobs), return_exceptions=True)
         failed = [number for number, one in enumerate(results) if isinstance(one, Exception)]
         assert failed == [37]
-        assert isinstance(results[37], (UnicodeEncodeError, DBAPIError))
+        assert isinstance(results[37], (Unencodable, UnicodeEncodeError, DBAPIError))
         assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == 63
 
 
