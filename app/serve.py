@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -58,6 +59,7 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds) - SHUTDOWN_MARGIN_SECONDS),
@@ -136,6 +138,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     """Run a coroutine on the fastest event loop at hand."""
 
     async def call() -> None:
+        # What was imported lives as long as the process: the collector need not walk it again.
+        gc.collect()
+        gc.freeze()
         await main()
 
     if sys.platform == "win32":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -120,6 +121,7 @@ def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
     )
@@ -131,6 +133,9 @@ def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: shutdown.ask(loop))
+    # What was imported lives as long as the process: the collector need not walk it again.
+    gc.collect()
+    gc.freeze()
     serving = loop.create_task(server.serve(sockets=[listener]))
     while not serving.done():
         try:
