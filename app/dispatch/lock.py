@@ -67,6 +67,7 @@ class DispatchLock:
         self._valid_until = float("-inf")
         self._confirmed_until = float("-inf")
         self._term: int | None = None
+        self._may_own = False
         self._free = asyncio.Event()
         self._changed = asyncio.Event()
         self._loop = Loop(
@@ -96,9 +97,8 @@ class DispatchLock:
     async def stop(self) -> None:
         """Stop, and release the lock so that another takes over at once."""
         await self._loop.stop()
-        held = self._term is not None
         self._forget()
-        if held:
+        if self._may_own:
             await self._release()
 
     def give_up(self, reason: str) -> None:
@@ -114,11 +114,13 @@ class DispatchLock:
 
     async def _compete(self) -> None:
         sent = time.monotonic()
-        if self._clock.may_dispatch and await self._redis.eval(
-            _ACQUIRE, 1, self._key, self._token, self._life_ms
-        ):
-            await self._begin(sent)
-            return
+        if self._clock.may_dispatch:
+            # From here on the lock may be ours, whether or not the answer comes back.
+            self._may_own = True
+            if await self._redis.eval(_ACQUIRE, 1, self._key, self._token, self._life_ms):
+                await self._begin(sent)
+                return
+            self._may_own = False
         self._free.clear()
         try:
             async with asyncio.timeout(TRY_SECONDS):
@@ -193,6 +195,7 @@ class DispatchLock:
             await asyncio.sleep(2 * TRY_SECONDS)
 
     async def _release(self) -> None:
+        self._may_own = False
         try:
             await self._redis.eval(_RELEASE, 1, self._key, self._token)
         except REDIS_ERRORS as error:
