@@ -109,7 +109,7 @@ def validation_problem(errors: list[Any]) -> Problem:
         found.append(
             {
                 "pointer": "/" + "/".join(_escape(str(part)) for part in where),
-                "detail": _printable(error["msg"].removeprefix("Value error, ")),
+                "detail": _sentence(error),
             }
         )
     first = found[0] if found else {"pointer": "/", "detail": "the request is not valid"}
@@ -129,9 +129,15 @@ def install_problems(app: FastAPI) -> None:
         return problem_response(validation_problem(list(error.errors())))
 
     @app.exception_handler(HTTPException)
-    async def on_http(_request: Request, error: HTTPException) -> Response:
+    async def on_http(request: Request, error: HTTPException) -> Response:
         code = _CODE_OF_STATUS.get(error.status_code, "bad_request")
-        return problem_response(Problem(code, str(error.detail)), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        detail = str(error.detail)
+        if code == "not_found":
+            detail = f"Nothing is at {_printable(request.url.path)}: see /docs."
+        elif code == "method_not_allowed":
+            detail = f"Use {headers.get('Allow', 'another method')}, not {request.method}."
+        return problem_response(Problem(code, detail), headers)
 
     @app.exception_handler(DatabaseUnavailable)
     async def on_database(_request: Request, _error: DatabaseUnavailable) -> Response:
@@ -190,6 +196,17 @@ def problem_answers(*codes: str) -> dict[int | str, dict[str, Any]]:
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     return answers
+
+
+_SENTENCES: Final = {
+    "extra_forbidden": "is not a field of this request",
+    "missing": "is required",
+}
+
+
+def _sentence(error: Any) -> str:
+    known = _SENTENCES.get(error["type"])
+    return known or _printable(error["msg"].removeprefix("Value error, "))
 
 
 def _escape(part: str) -> str:
