@@ -205,7 +205,7 @@ _SENTENCES: Final = {
 
 
 def _sentence(error: Any) -> str:
-    known = _SENTENCES.get(error["type"])
+    known = _SENTENCES.get(error.get("type", ""))
     return known or _printable(error["msg"].removeprefix("Value error, "))
 
 
