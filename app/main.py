@@ -34,6 +34,7 @@ from app.fleet.routes import fleet_routes
 from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
+from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
 from app.jobs.submit import Submitter
@@ -50,6 +51,10 @@ log = structlog.get_logger(__name__)
 
 CLOCK_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
+_BODY_LIMITS: Final = {
+    "/internal/": MAX_INTERNAL_BODY_BYTES,
+    "/openapi/jobs/batch": MAX_BATCH_BYTES,
+}
 
 
 @dataclass(slots=True)
@@ -202,7 +207,7 @@ def _bare_app(lifespan: Any) -> FastAPI:
     StandaloneDocs(app=app)
     install_problems(app)
     app.add_middleware(CompressDocuments)
-    app.add_middleware(RequestEdge, limits={"/internal/": MAX_INTERNAL_BODY_BYTES})
+    app.add_middleware(RequestEdge, limits=_BODY_LIMITS)
     return app
 
 

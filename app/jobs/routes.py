@@ -9,8 +9,9 @@ from app.access.keys import ApiKeys, Caller
 from app.edge.paging import DEFAULT_LIMIT, MAX_LIMIT, decode_cursor, encode_cursor
 from app.edge.problems import Problem, problem_answers
 from app.fleet.live import LiveFleet
+from app.jobs.batch import submit_batch
 from app.jobs.look import list_executions, look_at_job
-from app.jobs.schemas import ExecutionList, HandlerList, Job, WorkerList
+from app.jobs.schemas import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.submit import Submitter
 from app.jobs.views import worker_view
 from app.jobs.wait import Waiters
@@ -104,6 +105,29 @@ def job_routes(
             },
         )
 
+    @router.post(
+        "/jobs/batch",
+        response_model=BatchAnswer,
+        summary="Submit many jobs",
+        responses=problem_answers(
+            "invalid_json",
+            "unauthorized",
+            "body_too_large",
+            "unsupported_media_type",
+            "validation_failed",
+        ),
+        openapi_extra=_body_of("SubmitBatch"),
+    )
+    async def submit_jobs(request: Request) -> Response:
+        """Store up to 500 jobs; each item of the answer has its own `httpStatus`.
+
+        An item is what `POST /openapi/jobs` would have answered: the job, or a problem. What was
+        refused or is unclear (503) may be sent again, alone or with the whole batch.
+        """
+        caller = keys.caller(request.headers)
+        _require_json(request)
+        return _json(await submit_batch(submitter, caller, await request.body()))
+
     @router.get(
         "/jobs/{jobId}",
         response_model=Job,
@@ -189,6 +213,15 @@ def job_routes(
         )
 
     return router
+
+
+def _body_of(schema: str) -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
+        }
+    }
 
 
 def _require_json(request: Request) -> None:

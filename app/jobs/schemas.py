@@ -184,6 +184,38 @@ class Job(_Wire):
     warnings: list[JobWarning]
 
 
+class AcceptedItem(Job):
+    """A job of a batch that was stored (202) or was there before (200)."""
+
+    http_status: Literal[200, 202]
+
+
+class RefusedItem(_Wire):
+    """A job of a batch that was not stored: a problem, with the status of its own."""
+
+    http_status: int
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[dict[str, str]] | None = None
+    job_id: Int64 | None = None
+    fields: list[str] | None = None
+
+
+class SubmitBatch(_Wire):
+    """Jobs to be answered one by one."""
+
+    jobs: list[SubmitJob] = Field(min_length=1, max_length=500)
+
+
+class BatchAnswer(_Wire):
+    """One item a job, in the order of the request."""
+
+    items: list[AcceptedItem | RefusedItem]
+
+
 class ExecutionList(_Wire):
     """A page of executions, newest first."""
 

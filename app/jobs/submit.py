@@ -75,7 +75,15 @@ class Submitter:
             Problem: `invalid_json`, `validation_failed`, `request_conflict` or `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
-        new, request = await self._checked(caller, body)
+        return await self.enter(caller, await self.check(caller, parse_object(body)))
+
+    async def enter(self, caller: Caller, new: NewJob) -> Submitted:
+        """Store a checked job; what enters meanwhile shares its commit.
+
+        Raises:
+            Problem: `request_conflict` or `overloaded`.
+            DatabaseUnavailable: nothing is known to be stored.
+        """
         try:
             row = await self._commits.add(new)
         except Overloaded:
@@ -83,7 +91,7 @@ class Submitter:
         if row["submit_token"] == new.submit_token:
             self._metrics.accepted.inc()
             log.debug("job_accepted", job_id=row["id"], job_handler=new.job_handler)
-            warnings = await self._warnings(request.job_handler)
+            warnings = await self._warnings(new.job_handler)
             return Submitted(job_view(JobRecord(row, (), new.params, {}), warnings), created=True)
         self._metrics.repeated.inc()
         return await self._repeated(caller, new, row)
@@ -92,8 +100,13 @@ class Submitter:
         """Return when every accepted submission is committed."""
         await self._commits.drained()
 
-    async def _checked(self, caller: Caller, body: bytes) -> tuple[NewJob, SubmitJob]:
-        sent = parse_object(body)
+    async def check(self, caller: Caller, sent: dict[str, Any]) -> NewJob:
+        """Check one job's shape and find its queue; nothing is stored yet.
+
+        Raises:
+            Problem: `validation_failed`.
+            DatabaseUnavailable: its queue is new and cannot be stored.
+        """
         try:
             request = SubmitJob.model_validate(sent)
             params = None if request.params is None else plain_json(request.params)
@@ -115,7 +128,7 @@ class Submitter:
         except RequirementTooLong as error:
             raise Problem("validation_failed", f"labels: {error}") from None
         queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
-        new = NewJob(
+        return NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
             request_digest=digest,
@@ -134,7 +147,6 @@ class Submitter:
             params=params,
             labels=request.labels,
         )
-        return new, request
 
     async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
         key = (tenant_id, job_handler, requirement)
