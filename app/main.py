@@ -35,6 +35,7 @@ from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
 from app.jobs.submit import Submitter
@@ -169,16 +170,18 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = _bare_app(lifespan)
     app.state.parts = parts
+    keys = ApiKeys(settings.api_keys.get_secret_value())
     app.include_router(
         job_routes(
             settings=settings,
             database=parts.ground.database,
-            keys=ApiKeys(settings.api_keys.get_secret_value()),
+            keys=keys,
             submitter=parts.submitter,
             waiters=parts.waiters,
             fleet=parts.fleet,
         )
     )
+    app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         fleet_routes(
             tokens=tokens,

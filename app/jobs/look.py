@@ -70,7 +70,7 @@ async def list_executions(
 
     found = await database.read(read)
     if found is None:
-        raise _no_such_job(job_id)
+        raise no_such_job(job_id)
     return found
 
 
@@ -81,9 +81,10 @@ async def _find(database: Database, caller: Caller, job_id: int) -> JobRecord:
         )
     )
     if record is None:
-        raise _no_such_job(job_id)
+        raise no_such_job(job_id)
     return record
 
 
-def _no_such_job(job_id: int) -> Problem:
+def no_such_job(job_id: int) -> Problem:
+    """Say that a job is not there, or not the caller's."""
     return Problem("job_not_found", f"No job has the id {job_id}, or it is past its retention.")

@@ -216,6 +216,21 @@ class BatchAnswer(_Wire):
     items: list[AcceptedItem | RefusedItem]
 
 
+class ListedJob(Job):
+    """A job in a list: `executions` is empty, and bodies over 1 KiB are left out."""
+
+    omitted: list[Literal["params", "result"]] = Field(
+        description="What is shown as null because it is long: look at the job for it."
+    )
+
+
+class JobList(_Wire):
+    """A page of jobs, newest first. It may be short, even empty, while `nextCursor` is set."""
+
+    items: list[ListedJob]
+    next_cursor: str | None
+
+
 class ExecutionList(_Wire):
     """A page of executions, newest first."""
 

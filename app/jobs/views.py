@@ -45,6 +45,17 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
     }
 
 
+def listed_job_view(
+    job: RowMapping, results: Mapping[str, str], long_results: frozenset[str]
+) -> dict[str, Any]:
+    """Show a job in a list: without executions, and naming the long bodies that are left out."""
+    omitted = ["params"] if job["params_in_payload"] else []
+    if job["status"] == JobStatus.SUCCEEDED and job["execution_id"] in long_results:
+        omitted.append("result")
+    record = JobRecord(job, (), job["params"], dict(results))
+    return job_view(record) | {"omitted": omitted}
+
+
 def execution_view(row: RowMapping, results: Mapping[str, str]) -> dict[str, Any]:
     """Show one execution."""
     return {
