@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
-from app.jobs.schemas import SubmitBatch, SubmitJob
+from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob
 from oncue.protocol import Heartbeat, ReportsRequest
 
 TITLE: Final = "Oncue"
@@ -29,6 +29,7 @@ Keys are sent as `Authorization: Bearer KEY`. Errors are problem details (RFC 94
 _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     SubmitJob,
     SubmitBatch,
+    ChangeJob,
     Heartbeat,
     ReportsRequest,
 )

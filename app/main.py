@@ -23,6 +23,7 @@ from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
+from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
@@ -35,6 +36,8 @@ from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.change import Changes
+from app.jobs.change_routes import change_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
@@ -71,6 +74,7 @@ class Parts:
     sender: Sender
     loop: DispatchLoop
     recovery: Recovery
+    stopper: Stopper
     handover: Handover
     retention: Retention
     clock_loop: Loop
@@ -101,6 +105,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         sender=sender,
         loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
+        stopper=Stopper(ground, lock, roster),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
@@ -124,6 +129,7 @@ async def start_parts(parts: Parts) -> None:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
+        parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
         parts.lock.start()
@@ -139,6 +145,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.loop.stop()
         await parts.lock.stop()
         await parts.recovery.stop()
+        await parts.stopper.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sender.stop()
@@ -181,6 +188,7 @@ def create_app(settings: Settings) -> FastAPI:
             fleet=parts.fleet,
         )
     )
+    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         fleet_routes(

@@ -8,8 +8,9 @@ from app.access.keys import ApiKeys, Caller
 from app.edge.paging import DEFAULT_LIMIT
 from app.edge.problems import problem_answers
 from app.jobs.answers import Cursor, JobId, Limit, LongCursor, json_answer
+from app.jobs.callbacks import list_callbacks
 from app.jobs.listing import list_children_page, list_jobs_page
-from app.jobs.schemas import JobList, StatusWord
+from app.jobs.schemas import CallbackList, JobList, StatusWord
 from app.plumbing.database import Database
 
 
@@ -78,5 +79,18 @@ def list_routes(*, database: Database, keys: ApiKeys) -> APIRouter:
         return json_answer(
             await list_children_page(database, caller, job_id, limit=limit, cursor=cursor)
         )
+
+    @router.get(
+        "/jobs/{jobId}/callbacks",
+        response_model=CallbackList,
+        summary="List a job's callbacks",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job_callbacks(
+        job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return what the ends of a job owe or owed, newest first, and what came of each."""
+        page = await list_callbacks(database, caller, job_id, limit=limit, cursor=cursor)
+        return json_answer(page)
 
     return router

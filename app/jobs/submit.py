@@ -109,20 +109,13 @@ class Submitter:
         """
         try:
             request = SubmitJob.model_validate(sent)
-            params = None if request.params is None else plain_json(request.params)
-            digest = request_digest(sent)
         except ValidationError as error:
             raise validation_problem(list(error.errors(include_url=False))) from None
+        params = params_text(request.params)
+        try:
+            digest = request_digest(sent)
         except Unencodable:
-            raise Problem(
-                "validation_failed", "params: numbers must be finite and text must be Unicode"
-            ) from None
-        if params is not None and (size := len(params.encode())) > MAX_PARAMS_BYTES:
-            raise Problem(
-                "validation_failed",
-                f"params: {size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
-                "store the data elsewhere and pass a reference",
-            )
+            raise _not_json() from None
         try:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
@@ -219,6 +212,31 @@ class Submitter:
         )
         # Retention may have taken an old job between the two statements.
         return Submitted(job_view(record or JobRecord(row, (), new.params, {})), created=False)
+
+
+def params_text(params: Any) -> str | None:
+    """Return params as JSON text, None for null.
+
+    Raises:
+        Problem: `validation_failed`, they have no JSON form or are too long.
+    """
+    if params is None:
+        return None
+    try:
+        written = plain_json(params)
+    except Unencodable:
+        raise _not_json() from None
+    if (size := len(written.encode())) > MAX_PARAMS_BYTES:
+        raise Problem(
+            "validation_failed",
+            f"params: {size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
+            "store the data elsewhere and pass a reference",
+        )
+    return written
+
+
+def _not_json() -> Problem:
+    return Problem("validation_failed", "params: numbers must be finite and text must be Unicode")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -33,7 +33,7 @@ async def pruned(database: Database, *, later_ms: int = 1000, limit: int = 500) 
     while True:
         batch = await database.write(
             lambda connection, cursor=cursor: prune_batch(  # type: ignore[misc]
-                connection, cursor=cursor, before_ms=now + later_ms, limit=limit
+                connection, database, cursor=cursor, before_ms=now + later_ms, limit=limit
             )
         )
         cursor, deleted = batch.cursor, deleted + batch.deleted
