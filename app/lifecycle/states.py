@@ -149,6 +149,21 @@ def possible_verbs(kind: JobKind, status: JobStatus) -> tuple[str, ...]:
     return tuple(verb for verb in VERBS if verb_target(verb, kind, status) is not None)
 
 
+def verb_table() -> str:
+    """Draw where each verb leads from each state, as a table; a dash is 409."""
+    lines = ["| job | state | " + " | ".join(VERBS) + " |", "|---" * (len(VERBS) + 2) + "|"]
+    for kind in (_TASK, _SCHEDULE):
+        statuses = {move.target for move in JOB_MOVES if move.kind is kind}
+        for status in sorted(statuses):
+            cells = []
+            for verb in VERBS:
+                target = verb_target(verb, kind, status)
+                again = verb == "cancel" and status is _S.CANCELLED
+                cells.append("as it is" if again else "-" if target is None else target.name)
+            lines.append(f"| {kind.name.lower()} | {status.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def in_list(statuses: frozenset[JobStatus] | frozenset[ExecutionStatus]) -> str:
     """Write statuses as the inside of an SQL IN list."""
     return ", ".join(str(int(status)) for status in sorted(statuses))
