@@ -7,10 +7,11 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
-from app.jobs.schemas import SubmitJob
+from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob
 from oncue.protocol import Heartbeat, ReportsRequest
 
 TITLE: Final = "Oncue"
@@ -22,6 +23,16 @@ moment, once; poll, long-poll, or receive a signed webhook when it has ended.
 Keys are sent as `Authorization: Bearer KEY`. Errors are problem details (RFC 9457) with a stable
 `code`. Times are RFC 3339 in UTC with milliseconds.
 """
+
+
+# Bodies that the routes read themselves.
+_REQUESTS: Final[tuple[type[BaseModel], ...]] = (
+    SubmitJob,
+    SubmitBatch,
+    ChangeJob,
+    Heartbeat,
+    ReportsRequest,
+)
 
 
 def operation_id(route: APIRoute) -> str:
@@ -57,7 +68,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     _, definitions = models_json_schema(
-        [(SubmitJob, "validation"), (Heartbeat, "validation"), (ReportsRequest, "validation")],
+        [(model, "validation") for model in _REQUESTS],
         ref_template="#/components/schemas/{model}",
     )
     for name, schema in definitions["$defs"].items():

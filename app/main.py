@@ -23,6 +23,7 @@ from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
+from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
@@ -34,6 +35,10 @@ from app.fleet.routes import fleet_routes
 from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
+from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.change import Changes
+from app.jobs.change_routes import change_routes
+from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
 from app.jobs.submit import Submitter
@@ -50,6 +55,10 @@ log = structlog.get_logger(__name__)
 
 CLOCK_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
+_BODY_LIMITS: Final = {
+    "/internal/": MAX_INTERNAL_BODY_BYTES,
+    "/openapi/jobs/batch": MAX_BATCH_BYTES,
+}
 
 
 @dataclass(slots=True)
@@ -65,6 +74,7 @@ class Parts:
     sender: Sender
     loop: DispatchLoop
     recovery: Recovery
+    stopper: Stopper
     handover: Handover
     retention: Retention
     clock_loop: Loop
@@ -95,6 +105,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         sender=sender,
         loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
+        stopper=Stopper(ground, lock, roster),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
@@ -118,6 +129,7 @@ async def start_parts(parts: Parts) -> None:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
+        parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
         parts.lock.start()
@@ -133,6 +145,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.loop.stop()
         await parts.lock.stop()
         await parts.recovery.stop()
+        await parts.stopper.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sender.stop()
@@ -164,16 +177,19 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = _bare_app(lifespan)
     app.state.parts = parts
+    keys = ApiKeys(settings.api_keys.get_secret_value())
     app.include_router(
         job_routes(
             settings=settings,
             database=parts.ground.database,
-            keys=ApiKeys(settings.api_keys.get_secret_value()),
+            keys=keys,
             submitter=parts.submitter,
             waiters=parts.waiters,
             fleet=parts.fleet,
         )
     )
+    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
+    app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         fleet_routes(
             tokens=tokens,
@@ -202,7 +218,7 @@ def _bare_app(lifespan: Any) -> FastAPI:
     StandaloneDocs(app=app)
     install_problems(app)
     app.add_middleware(CompressDocuments)
-    app.add_middleware(RequestEdge, limits={"/internal/": MAX_INTERNAL_BODY_BYTES})
+    app.add_middleware(RequestEdge, limits=_BODY_LIMITS)
     return app
 
 

@@ -171,6 +171,7 @@ class CancelRequest(Message):
 class CancelResponse(Message):
     """Which of the executions the worker held; the others are marked as refused."""
 
+    worker_id: str = Field(default="", description="Without it `unknown` proves nothing.")
     stopped: list[str]
     unknown: list[str]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import worker.main
-from app.lifecycle.states import diagram
+from app.lifecycle.states import diagram, verb_table
 from app.main import openapi_document
 from app.migrate import migrate, offline_sql
 
@@ -81,7 +81,9 @@ def _states() -> str:
     return (
         "# States\n\n"
         "Generated from `app/lifecycle/states.py`, where the legal moves are data: the guards "
-        "of the SQL come from the same table.\n\n" + diagram() + "\n"
+        "of the SQL come from the same table.\n\n" + diagram() + "\n\n## What callers may ask\n\n"
+        "Where each verb leads; `-` is 409 `verb_not_possible`. A retry of a child whose group has "
+        "ended is 409 too.\n\n" + verb_table() + "\n"
     )
 
 

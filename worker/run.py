@@ -120,7 +120,7 @@ class Intake:
             else:
                 self._held.refuse(execution_id, RejectReason.CANCELLED)
                 unknown.append(execution_id)
-        return CancelResponse(stopped=stopped, unknown=unknown)
+        return CancelResponse(worker_id=self._worker_id, stopped=stopped, unknown=unknown)
 
     async def _take_round(
         self, pending: Sequence[tuple[int, Run]], answers: dict[int, RunAnswerFields]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from typing import Final
 
 from app.edge.problems import Problem
@@ -15,6 +16,32 @@ DEFAULT_LIMIT: Final = 50
 def encode_cursor(position: int) -> str:
     """Hide a position in an opaque cursor."""
     return base64.urlsafe_b64encode(f"1:{position}".encode()).decode().rstrip("=")
+
+
+def encode_place(nominal_time: int, shard_index: int, child_key: str) -> str:
+    """Hide a place among the children of a job in an opaque cursor."""
+    place = json.dumps([nominal_time, shard_index, child_key])
+    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
+
+
+def decode_place(cursor: str | None) -> tuple[int, int, str] | None:
+    """Return the place in a cursor, or None without one.
+
+    Raises:
+        Problem: `validation_failed`, it is no cursor of ours.
+    """
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        nominal, shard, key = json.loads(base64.urlsafe_b64decode(padded.encode()))
+        if not (type(nominal) is int and type(shard) is int and type(key) is str):
+            raise ValueError(cursor)
+        if max(abs(nominal), abs(shard)) >= 2**63 or len(key) > 128 or not key.isprintable():
+            raise ValueError(cursor)
+        return nominal, shard, key
+    except (binascii.Error, ValueError, TypeError, RecursionError):
+        raise _foreign() from None
 
 
 def decode_cursor(cursor: str | None) -> int | None:
@@ -32,6 +59,10 @@ def decode_cursor(cursor: str | None) -> int | None:
             raise ValueError(cursor)
         return int(position)
     except (binascii.Error, ValueError):
-        raise Problem(
-            "validation_failed", "cursor: use the nextCursor of an earlier answer, unchanged"
-        ) from None
+        raise _foreign() from None
+
+
+def _foreign() -> Problem:
+    return Problem(
+        "validation_failed", "cursor: use the nextCursor of an earlier answer, unchanged"
+    )

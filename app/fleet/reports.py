@@ -159,7 +159,14 @@ def read_ending(report: Any, deliver_by: str | None) -> Ending | None:
     if not execution_id.isascii() or len(execution_id) > 64 or not 0 < job_id < 2**63:
         log.warning("report_with_impossible_ids")
         return None
-    bare = Ending(execution_id, job_id, ExecutionStatus.FAILED, deliver_by=deliver_by)
+    bare = Ending(
+        execution_id,
+        job_id,
+        ExecutionStatus.FAILED,
+        # Whatever else cannot be read: a run that goes on must not be taken for one that is over.
+        stopping=report.get("stopping") is True,
+        deliver_by=deliver_by,
+    )
     try:
         outcome = Outcome.model_validate(report)
         return ending_of(outcome, deliver_by)

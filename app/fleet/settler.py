@@ -80,7 +80,7 @@ class Settler:
             self._bus.publish(ENDED, [[one.job_id, e.execution_id] for e, one in moved])
         wakes = [
             [one.queue_id, one.priority, one.next_due_ms]
-            for _, one in moved
+            for one in settlements
             if one.next_due_ms is not None
         ]
         if wakes:

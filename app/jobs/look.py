@@ -28,13 +28,13 @@ async def look_at_job(
         Problem: `job_not_found`.
     """
     if wait_seconds <= 0:
-        return job_view(await _find(database, caller, job_id))
+        return job_view(await find_job(database, caller, job_id))
     deadline = time.monotonic() + wait_seconds
     event = waiters.enter(job_id)
     try:
         while True:
             event.clear()
-            record = await _find(database, caller, job_id)
+            record = await find_job(database, caller, job_id)
             left = deadline - time.monotonic()
             if record.job["status"] in TERMINAL_JOBS or left <= 0 or waiters.closed:
                 return job_view(record)
@@ -70,20 +70,26 @@ async def list_executions(
 
     found = await database.read(read)
     if found is None:
-        raise _no_such_job(job_id)
+        raise no_such_job(job_id)
     return found
 
 
-async def _find(database: Database, caller: Caller, job_id: int) -> JobRecord:
+async def find_job(database: Database, caller: Caller, job_id: int) -> JobRecord:
+    """Return a job with its newest executions.
+
+    Raises:
+        Problem: `job_not_found`.
+    """
     record = await database.read(
         lambda connection: read_job(
             connection, job_id, tenant_id=caller.tenant_id, executions=EXECUTIONS_SHOWN
         )
     )
     if record is None:
-        raise _no_such_job(job_id)
+        raise no_such_job(job_id)
     return record
 
 
-def _no_such_job(job_id: int) -> Problem:
+def no_such_job(job_id: int) -> Problem:
+    """Say that a job is not there, or not the caller's."""
     return Problem("job_not_found", f"No job has the id {job_id}, or it is past its retention.")

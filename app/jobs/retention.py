@@ -66,6 +66,6 @@ class Retention:
     async def _prune(self, cursor: int, before_ms: int) -> Pruned:
         return await self._database.write(
             lambda connection: prune_batch(
-                connection, cursor=cursor, before_ms=before_ms, limit=BATCH_LIMIT
+                connection, self._database, cursor=cursor, before_ms=before_ms, limit=BATCH_LIMIT
             )
         )

@@ -2,35 +2,24 @@
 
 from typing import Annotated, Any
 
-import orjson
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app.access.keys import ApiKeys, Caller
-from app.edge.paging import DEFAULT_LIMIT, MAX_LIMIT, decode_cursor, encode_cursor
+from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
 from app.edge.problems import Problem, problem_answers
 from app.fleet.live import LiveFleet
+from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
+from app.jobs.batch import submit_batch
 from app.jobs.look import list_executions, look_at_job
-from app.jobs.schemas import ExecutionList, HandlerList, Job, WorkerList
+from app.jobs.schemas import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.submit import Submitter
 from app.jobs.views import worker_view
 from app.jobs.wait import Waiters
 from app.lifecycle.nodes import read_nodes
-from app.lifecycle.states import TERMINAL_JOBS
 from app.plumbing.database import Database
 from app.settings import Settings
 
-POLL_AFTER_SECONDS = 1
 MAX_WORKERS_LISTED = 10_000
-_TERMINAL_WORDS = frozenset(status.name for status in TERMINAL_JOBS)
-
-JobId = Annotated[
-    int,
-    Path(ge=1, le=2**63 - 1, json_schema_extra={"format": "int64"}, alias="jobId"),
-]
-Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items a page.")]
-Cursor = Annotated[
-    str | None, Query(max_length=128, description="The `nextCursor` of the page before.")
-]
 
 
 def job_routes(
@@ -93,16 +82,39 @@ def job_routes(
         body is refused (409) with the names of the fields that differ.
         """
         caller = keys.caller(request.headers)
-        _require_json(request)
+        require_json(request)
         submitted = await submitter.submit(caller, await request.body())
-        return _json(
+        return json_answer(
             submitted.job,
             202 if submitted.created else 200,
             {
                 "Location": f"/openapi/jobs/{submitted.job['jobId']}",
-                **_job_headers(submitted.job),
+                **job_headers(submitted.job),
             },
         )
+
+    @router.post(
+        "/jobs/batch",
+        response_model=BatchAnswer,
+        summary="Submit many jobs",
+        responses=problem_answers(
+            "invalid_json",
+            "unauthorized",
+            "body_too_large",
+            "unsupported_media_type",
+            "validation_failed",
+        ),
+        openapi_extra=body_of("SubmitBatch"),
+    )
+    async def submit_jobs(request: Request) -> Response:
+        """Store up to 500 jobs; each item of the answer has its own `httpStatus`.
+
+        An item is what `POST /openapi/jobs` would have answered: the job, or a problem. What was
+        refused or is unclear (503) may be sent again, alone or with the whole batch.
+        """
+        caller = keys.caller(request.headers)
+        require_json(request)
+        return json_answer(await submit_batch(submitter, caller, await request.body()))
 
     @router.get(
         "/jobs/{jobId}",
@@ -124,7 +136,7 @@ def job_routes(
                 "validation_failed", f"wait: at most {settings.long_poll_seconds:g} seconds"
             )
         job = await look_at_job(database, waiters, caller, job_id, wait_seconds=wait)
-        return _json(job, 200, _job_headers(job))
+        return json_answer(job, 200, job_headers(job))
 
     @router.get(
         "/jobs/{jobId}/executions",
@@ -136,7 +148,9 @@ def job_routes(
         job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
     ) -> Response:
         """Return every attempt to run the job, newest first, with the time of each step."""
-        return _json(await list_executions(database, caller, job_id, limit=limit, cursor=cursor))
+        return json_answer(
+            await list_executions(database, caller, job_id, limit=limit, cursor=cursor)
+        )
 
     @router.get(
         "/workers",
@@ -156,7 +170,7 @@ def job_routes(
         nodes.sort(key=lambda node: (-node.last_heartbeat, node.worker_id))
         page = nodes[start : start + limit]
         more = start + limit < len(nodes)
-        return _json(
+        return json_answer(
             {
                 "items": [worker_view(node) for node in page],
                 "nextCursor": encode_cursor(start + limit) if more else None,
@@ -181,7 +195,7 @@ def job_routes(
                 entry = offered.setdefault(handler["name"], {**handler, "workers": 0})
                 entry["workers"] += 1
         names = sorted(offered)
-        return _json(
+        return json_answer(
             {
                 "items": [offered[name] for name in names[start : start + limit]],
                 "nextCursor": encode_cursor(start + limit) if start + limit < len(names) else None,
@@ -189,22 +203,3 @@ def job_routes(
         )
 
     return router
-
-
-def _require_json(request: Request) -> None:
-    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
-    if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
-        raise Problem("unsupported_media_type", "Send the body as application/json.")
-
-
-def _job_headers(job: dict[str, Any]) -> dict[str, str]:
-    headers = {"ETag": f'"{job["revision"]}"'}
-    if job["status"] not in _TERMINAL_WORDS:
-        headers["Retry-After"] = str(POLL_AFTER_SECONDS)
-    return headers
-
-
-def _json(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        orjson.dumps(document), status_code=status, media_type="application/json", headers=headers
-    )

@@ -11,10 +11,10 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
-    field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -39,8 +39,40 @@ def _without_outer_spaces(value: str) -> str:
     return value
 
 
+def _rfc3339(value: object) -> object:
+    if not (isinstance(value, str) and RFC3339.fullmatch(value)):
+        raise ValueError("must be RFC 3339 text with an offset, as 2026-01-31T09:00:00Z")
+    return value
+
+
+def _sane_year(value: datetime) -> datetime:
+    # Near the ends of the calendar a moment may have no UTC time at all.
+    if not (1970 <= value.year <= 2200 and 1970 <= value.astimezone(UTC).year <= 2200):
+        raise ValueError("must be between the years 1970 and 2200")
+    return value
+
+
+def _http_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an absolute http or https URL")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not carry a user name or password")
+    if not value.isprintable() or " " in value:
+        raise ValueError("must not have spaces or control characters")
+    return value
+
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_printable)]
 Key = Annotated[Name, AfterValidator(_without_outer_spaces)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_rfc3339), AfterValidator(_sane_year)]
+CallbackUrl = Annotated[
+    str, StringConstraints(min_length=1, max_length=2048), AfterValidator(_http_url)
+]
 Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 Timestamp = Annotated[
     str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-01-31T09:00:00.000Z"])
@@ -68,9 +100,9 @@ class SubmitJob(_Wire):
     job_name: Name
     job_handler: Key = Field(description="The name of the function that workers offer.")
     params: Any = Field(None, description="Any JSON, up to 64 KiB; the handler's argument.")
-    run_at: AwareDatetime | None = Field(None, description="RFC 3339 with an offset.")
+    run_at: Moment | None = Field(None, description="RFC 3339 with an offset.")
     delay_ms: int | None = Field(None, ge=0, le=MAX_DELAY_MS, strict=True)
-    callback_url: Annotated[str, StringConstraints(min_length=1, max_length=2048)] | None = Field(
+    callback_url: CallbackUrl | None = Field(
         None, description="http or https; gets a signed POST when the job ends."
     )
     priority: int = Field(5, ge=0, le=9, strict=True, description="9 first.")
@@ -87,44 +119,42 @@ class SubmitJob(_Wire):
         description="`worker.NAME` asks for a worker whose label NAME has that value.",
     )
 
-    @field_validator("run_at", mode="before")
-    @classmethod
-    def _rfc3339(cls, value: object) -> object:
-        if value is not None and not (isinstance(value, str) and RFC3339.fullmatch(value)):
-            raise ValueError("must be RFC 3339 text with an offset, as 2026-01-31T09:00:00Z")
-        return value
-
-    @field_validator("run_at")
-    @classmethod
-    def _sane_year(cls, value: datetime | None) -> datetime | None:
-        # Near the ends of the calendar a moment may have no UTC time at all.
-        if value is not None and not (
-            1970 <= value.year <= 2200 and 1970 <= value.astimezone(UTC).year <= 2200
-        ):
-            raise ValueError("must be between the years 1970 and 2200")
-        return value
-
-    @field_validator("callback_url")
-    @classmethod
-    def _http_url(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        try:
-            parts = urlsplit(value)
-            _ = parts.port
-        except ValueError:
-            raise ValueError("is not a URL") from None
-        if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be an absolute http or https URL")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("must not carry a user name or password")
-        if not value.isprintable() or " " in value:
-            raise ValueError("must not have spaces or control characters")
-        return value
-
     @model_validator(mode="after")
     def _one_moment(self) -> Self:
         if self.run_at is not None and self.delay_ms is not None:
+            raise ValueError("send runAt or delayMs, not both")
+        return self
+
+
+def _not_sent() -> Any:
+    """Stand for a field that was not sent; the document shows no default for it."""
+    return None
+
+
+class ChangeJob(_Wire):
+    """New values for a job that waits; what is not sent stays as it is."""
+
+    run_at: Moment = Field(default_factory=_not_sent, description="RFC 3339 with an offset.")
+    delay_ms: int = Field(default_factory=_not_sent, ge=0, le=MAX_DELAY_MS, strict=True)
+    params: Any = Field(default_factory=_not_sent, description="Any JSON, up to 64 KiB.")
+    callback_url: CallbackUrl | None = Field(
+        default_factory=_not_sent, description="null: no callback."
+    )
+    priority: int = Field(
+        default_factory=_not_sent, ge=0, le=9, strict=True, description="9 first."
+    )
+    timeout_ms: int | None = Field(
+        default_factory=_not_sent, ge=1, le=604_800_000, strict=True, description="null: an hour."
+    )
+    max_retry: int = Field(default_factory=_not_sent, ge=0, le=1000, strict=True)
+    retry_interval_seconds: float = Field(default_factory=_not_sent, ge=0, le=86_400, strict=True)
+    retry_backoff: Literal["fixed", "exponential"] = Field(default_factory=_not_sent)
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("send at least one field to change")
+        if {"run_at", "delay_ms"} <= self.model_fields_set:
             raise ValueError("send runAt or delayMs, not both")
         return self
 
@@ -182,6 +212,76 @@ class Job(_Wire):
     finished_at: Timestamp | None
     executions: list[Execution] = Field(description="The newest few, newest first.")
     warnings: list[JobWarning]
+
+
+class AcceptedItem(Job):
+    """A job of a batch that was stored (202) or was there before (200)."""
+
+    http_status: Literal[200, 202]
+
+
+class RefusedItem(_Wire):
+    """A job of a batch that was not stored: a problem, with the status of its own."""
+
+    http_status: int
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[dict[str, str]] | None = None
+    job_id: Int64 | None = None
+    fields: list[str] | None = None
+
+
+class SubmitBatch(_Wire):
+    """Jobs to be answered one by one."""
+
+    jobs: list[SubmitJob] = Field(min_length=1, max_length=500)
+
+
+class BatchAnswer(_Wire):
+    """One item a job, in the order of the request."""
+
+    items: list[AcceptedItem | RefusedItem]
+
+
+class ListedJob(Job):
+    """A job in a list: `executions` is empty, and bodies over 1 KiB are left out."""
+
+    omitted: list[Literal["params", "result"]] = Field(
+        description="What is shown as null because it is long: look at the job for it."
+    )
+
+
+class JobList(_Wire):
+    """A page of jobs, newest first. It may be short, even empty, while `nextCursor` is set."""
+
+    items: list[ListedJob]
+    next_cursor: str | None
+
+
+class Callback(_Wire):
+    """A callback that the end of a job owes or owed."""
+
+    delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
+    job_id: Int64
+    event: Literal["job.succeeded", "job.failed", "job.cancelled"]
+    url: str
+    status: Literal["PENDING", "DELIVERED", "EXHAUSTED", "GONE"]
+    tries: int = Field(description="Begun; the last one may be under way.")
+    last_status_code: int | None
+    last_error: str | None
+    next_try_at: Timestamp | None
+    created_at: Timestamp
+    ended_at: Timestamp | None
+
+
+class CallbackList(_Wire):
+    """A page of callbacks, newest first."""
+
+    items: list[Callback]
+    next_cursor: str | None
 
 
 class ExecutionList(_Wire):

@@ -75,7 +75,15 @@ class Submitter:
             Problem: `invalid_json`, `validation_failed`, `request_conflict` or `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
-        new, request = await self._checked(caller, body)
+        return await self.enter(caller, await self.check(caller, parse_object(body)))
+
+    async def enter(self, caller: Caller, new: NewJob) -> Submitted:
+        """Store a checked job; what enters meanwhile shares its commit.
+
+        Raises:
+            Problem: `request_conflict` or `overloaded`.
+            DatabaseUnavailable: nothing is known to be stored.
+        """
         try:
             row = await self._commits.add(new)
         except Overloaded:
@@ -83,7 +91,7 @@ class Submitter:
         if row["submit_token"] == new.submit_token:
             self._metrics.accepted.inc()
             log.debug("job_accepted", job_id=row["id"], job_handler=new.job_handler)
-            warnings = await self._warnings(request.job_handler)
+            warnings = await self._warnings(new.job_handler)
             return Submitted(job_view(JobRecord(row, (), new.params, {}), warnings), created=True)
         self._metrics.repeated.inc()
         return await self._repeated(caller, new, row)
@@ -92,30 +100,28 @@ class Submitter:
         """Return when every accepted submission is committed."""
         await self._commits.drained()
 
-    async def _checked(self, caller: Caller, body: bytes) -> tuple[NewJob, SubmitJob]:
-        sent = parse_object(body)
+    async def check(self, caller: Caller, sent: dict[str, Any]) -> NewJob:
+        """Check one job's shape and find its queue; nothing is stored yet.
+
+        Raises:
+            Problem: `validation_failed`.
+            DatabaseUnavailable: its queue is new and cannot be stored.
+        """
         try:
             request = SubmitJob.model_validate(sent)
-            params = None if request.params is None else plain_json(request.params)
-            digest = request_digest(sent)
         except ValidationError as error:
             raise validation_problem(list(error.errors(include_url=False))) from None
+        params = params_text(request.params)
+        try:
+            digest = request_digest(sent)
         except Unencodable:
-            raise Problem(
-                "validation_failed", "params: numbers must be finite and text must be Unicode"
-            ) from None
-        if params is not None and (size := len(params.encode())) > MAX_PARAMS_BYTES:
-            raise Problem(
-                "validation_failed",
-                f"params: {size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
-                "store the data elsewhere and pass a reference",
-            )
+            raise _not_json() from None
         try:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
             raise Problem("validation_failed", f"labels: {error}") from None
         queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
-        new = NewJob(
+        return NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
             request_digest=digest,
@@ -134,7 +140,6 @@ class Submitter:
             params=params,
             labels=request.labels,
         )
-        return new, request
 
     async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
         key = (tenant_id, job_handler, requirement)
@@ -207,6 +212,31 @@ class Submitter:
         )
         # Retention may have taken an old job between the two statements.
         return Submitted(job_view(record or JobRecord(row, (), new.params, {})), created=False)
+
+
+def params_text(params: Any) -> str | None:
+    """Return params as JSON text, None for null.
+
+    Raises:
+        Problem: `validation_failed`, they have no JSON form or are too long.
+    """
+    if params is None:
+        return None
+    try:
+        written = plain_json(params)
+    except Unencodable:
+        raise _not_json() from None
+    if (size := len(written.encode())) > MAX_PARAMS_BYTES:
+        raise Problem(
+            "validation_failed",
+            f"params: {size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
+            "store the data elsewhere and pass a reference",
+        )
+    return written
+
+
+def _not_json() -> Problem:
+    return Problem("validation_failed", "params: numbers must be finite and text must be Unicode")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

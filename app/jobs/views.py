@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping
 
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
-from app.lifecycle.states import TERMINAL_JOBS, ExecutionStatus, JobStatus
+from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, ExecutionStatus, JobStatus
 from app.plumbing.times import rfc3339
 
 
@@ -45,6 +45,17 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
     }
 
 
+def listed_job_view(
+    job: RowMapping, results: Mapping[str, str], long_results: frozenset[str]
+) -> dict[str, Any]:
+    """Show a job in a list: without executions, and naming the long bodies that are left out."""
+    omitted = ["params"] if job["params_in_payload"] else []
+    if job["status"] == JobStatus.SUCCEEDED and job["execution_id"] in long_results:
+        omitted.append("result")
+    record = JobRecord(job, (), job["params"], dict(results))
+    return job_view(record) | {"omitted": omitted}
+
+
 def execution_view(row: RowMapping, results: Mapping[str, str]) -> dict[str, Any]:
     """Show one execution."""
     return {
@@ -60,6 +71,24 @@ def execution_view(row: RowMapping, results: Mapping[str, str]) -> dict[str, Any
         "result": _fragment(results.get(row["execution_id"])),
         "error": _error(row["error_code"], row["error_message"]),
         "reason": row["reason"],
+    }
+
+
+def callback_view(row: RowMapping) -> dict[str, Any]:
+    """Show one callback."""
+    status = DeliveryStatus(row["status"])
+    return {
+        "deliveryId": row["delivery_id"],
+        "jobId": row["job_id"],
+        "event": row["event_type"],
+        "url": row["url"],
+        "status": status.name,
+        "tries": row["tries"],
+        "lastStatusCode": row["last_status_code"],
+        "lastError": row["last_error"],
+        "nextTryAt": _time(row["next_try_at"]) if status is DeliveryStatus.PENDING else None,
+        "createdAt": _time(row["created_at"]),
+        "endedAt": _time(row["ended_at"]),
     }
 
 

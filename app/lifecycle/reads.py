@@ -67,6 +67,15 @@ async def read_job(
     return JobRecord(job, tuple(newest), params, results_of(newest, bodies))
 
 
+async def job_exists(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> bool:
+    """Tell whether the tenant has this job."""
+    found = await connection.execute(
+        text("SELECT id FROM job_info WHERE id = :id AND tenant_id = :tenant"),
+        {"id": job_id, "tenant": tenant_id},
+    )
+    return found.one_or_none() is not None
+
+
 async def read_executions(
     connection: AsyncConnection, job_id: int, *, before: int | None, limit: int
 ) -> Sequence[RowMapping]:

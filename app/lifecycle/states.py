@@ -82,6 +82,8 @@ JOB_MOVES: Final[tuple[Move, ...]] = (
     Move("cancel", _TASK, _S.RUNNING, _S.CANCELLED),
     Move("pause", _TASK, _S.WAITING, _S.PAUSED),
     Move("resume", _TASK, _S.PAUSED, _S.WAITING),
+    Move("change", _TASK, _S.WAITING, _S.WAITING),
+    Move("change", _TASK, _S.PAUSED, _S.PAUSED),
     Move("reopen", _TASK, _S.FAILED, _S.WAITING),
     Move("reopen", _TASK, _S.CANCELLED, _S.WAITING),
     Move("submit", _SCHEDULE, None, _S.SCHEDULED),
@@ -96,6 +98,17 @@ JOB_MOVES: Final[tuple[Move, ...]] = (
     Move("fail", _GROUP, _S.RUNNING, _S.FAILED),
     Move("cancel", _GROUP, _S.RUNNING, _S.CANCELLED),
 )
+
+VERBS: Final = {
+    "cancel": "cancel",
+    "pause": "pause",
+    "resume": "resume",
+    "retry": "reopen",
+    "change": "change",
+}
+"""The verbs of callers, and the move that each asks for (`change` is PATCH)."""
+_VERB_KINDS: Final = frozenset({_TASK, _SCHEDULE})
+"""A group ends by its children: until groups can be submitted no verb is offered for one."""
 
 TERMINAL_JOBS: Final = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})
 
@@ -121,6 +134,34 @@ def sources(name: str, kind: JobKind) -> frozenset[JobStatus]:
     if not found:
         raise KeyError(f"{kind.name} has no move {name!r}")
     return found
+
+
+def verb_target(verb: str, kind: JobKind, status: JobStatus) -> JobStatus | None:
+    """Return where a caller's verb would lead, or None where it is not possible."""
+    for move in JOB_MOVES:
+        if move.name == VERBS[verb] and move.kind is kind and move.source is status:
+            return move.target if kind in _VERB_KINDS else None
+    return None
+
+
+def possible_verbs(kind: JobKind, status: JobStatus) -> tuple[str, ...]:
+    """Name the verbs that are possible for a job in this state."""
+    return tuple(verb for verb in VERBS if verb_target(verb, kind, status) is not None)
+
+
+def verb_table() -> str:
+    """Draw where each verb leads from each state, as a table; a dash is 409."""
+    lines = ["| job | state | " + " | ".join(VERBS) + " |", "|---" * (len(VERBS) + 2) + "|"]
+    for kind in (_TASK, _SCHEDULE):
+        statuses = {move.target for move in JOB_MOVES if move.kind is kind}
+        for status in sorted(statuses):
+            cells = []
+            for verb in VERBS:
+                target = verb_target(verb, kind, status)
+                again = verb == "cancel" and status is _S.CANCELLED
+                cells.append("as it is" if again else "-" if target is None else target.name)
+            lines.append(f"| {kind.name.lower()} | {status.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def in_list(statuses: frozenset[JobStatus] | frozenset[ExecutionStatus]) -> str:

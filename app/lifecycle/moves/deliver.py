@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
 from app.lifecycle.moves.ending import OwedDelivery
-from app.lifecycle.moves.settle import DELIVERY_LEASE_MS
+from app.lifecycle.moves.owe import DELIVERY_LEASE_MS
 from app.lifecycle.reads import read_now
 from app.lifecycle.retry import next_try_pause_ms
 from app.lifecycle.states import DeliveryStatus

@@ -8,6 +8,7 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, in_list
+from app.plumbing.database import Database
 
 
 class Pruned(NamedTuple):
@@ -22,6 +23,17 @@ _WALK: Final = text(
     "SELECT id, root_id, status, finished_at, created_at FROM job_info "
     "WHERE id > :cursor ORDER BY id LIMIT :limit"
 )
+# A retry or a redelivery locks the job first too: what it holds is left for the next pass.
+_LOCK: Final = {
+    sqlite: text(
+        f"SELECT id FROM job_info {hint}WHERE id IN :ids "
+        f"AND status IN ({in_list(TERMINAL_JOBS)}) AND finished_at < :before ORDER BY id{lock}"
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite, hint, lock in (
+        (True, "", ""),
+        (False, "FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED"),
+    )
+}
 _LIVE_ROOTS: Final = text(
     f"SELECT id FROM job_info WHERE id IN :ids AND status NOT IN ({in_list(TERMINAL_JOBS)})"
 ).bindparams(bindparam("ids", expanding=True))
@@ -44,7 +56,7 @@ _DELETE_JOBS: Final = text(
 
 
 async def prune_batch(
-    connection: AsyncConnection, *, cursor: int, before_ms: int, limit: int
+    connection: AsyncConnection, database: Database, *, cursor: int, before_ms: int, limit: int
 ) -> Pruned:
     """Delete those of the next `limit` jobs that ended before `before_ms`.
 
@@ -61,6 +73,12 @@ async def prune_batch(
         and row.finished_at < before_ms
     }
     if ended:
+        locked = await connection.execute(
+            _LOCK[database.is_sqlite], {"ids": sorted(ended), "before": before_ms}
+        )
+        free = {row.id for row in locked}
+        ended = {job_id: root for job_id, root in ended.items() if job_id in free}
+    if ended:
         roots = sorted({root for root in ended.values() if root is not None})
         live = (
             {row[0] for row in await connection.execute(_LIVE_ROOTS, {"ids": roots})}
@@ -74,7 +92,7 @@ async def prune_batch(
     else:
         leaving = []
     if leaving:
-        for statement in (*_DELETES, _DELETE_JOBS):
+        for statement in (_DELETE_JOBS, *_DELETES):
             await connection.execute(statement, {"ids": leaving})
     return Pruned(
         cursor=rows[-1].id if rows else cursor,

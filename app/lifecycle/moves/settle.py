@@ -11,14 +11,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
-import uuid_utils
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
-from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
-from app.lifecycle.moves.release import note_stopping
+from app.lifecycle.moves.owe import callback_row, insert_callbacks
+from app.lifecycle.moves.release import note_stopping, release_stopped
 from app.lifecycle.moves.submit import insert_payloads
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
 from app.lifecycle.states import (
@@ -34,15 +33,13 @@ from app.lifecycle.tables import INLINE_BYTES
 from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
 
-DELIVERY_LEASE_MS: Final = 60_000
-"""How long a worker has for one try of a callback; its heartbeats extend it."""
-
 _RUNNING: Final = in_list(sources("succeed", JobKind.TASK))
 _JOBS: Final = (
     "SELECT {now} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, job_name, "
     "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
-    "retry_interval_ms, retry_backoff, callback_url, next_trigger_time FROM job_info {hint} "
+    "retry_interval_ms, retry_backoff, callback_url, next_trigger_time, stopping_execution_id "
+    "FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )
 
@@ -126,12 +123,6 @@ _MARK_STALE: Final = {
     )
     for sqlite in (True, False)
 }
-_OWE: Final = text(
-    "INSERT INTO callback_delivery (delivery_id, tenant_id, job_id, execution_id, event_type, url, "
-    "body, status, tries, owner_worker_id, next_try_at, created_at) VALUES (:delivery_id, "
-    ":tenant_id, :job_id, :execution_id, :event_type, :url, :body, :status, :tries, "
-    ":owner_worker_id, :next_try_at, :created_at)"
-)
 _OPEN_DELIVERIES: Final = text(
     "SELECT delivery_id, job_id, execution_id, tries, url, body, owner_worker_id "
     f"FROM callback_delivery WHERE job_id IN :jobs AND status = {int(DeliveryStatus.PENDING)}"
@@ -182,22 +173,46 @@ class _Batch:
         self._stopping: list[dict[str, Any]] = []
         self._payloads: list[dict[str, Any]] = []
         self._callbacks: list[dict[str, Any]] = []
+        self._over: set[str] = set()
 
     def settle(self, ending: Ending, job: RowMapping | None, log: RowMapping | None) -> Settlement:
         if job is None or log is None or log["job_id"] != job["id"]:
             return Settlement(Settled.UNKNOWN, ending.job_id)
         status = JobStatus(job["status"])
         if ending.execution_id in self._done or log["status"] == ending.status:
-            return Settlement(Settled.REPEATED, job["id"], status)
+            return self._late(Settled.REPEATED, ending, job)
         if log["status"] not in OPEN_EXECUTIONS or job["execution_id"] != ending.execution_id:
             self._stale.append({"id": log["id"], "status": ending.status.name})
-            return Settlement(Settled.STALE, job["id"], status)
+            return self._late(Settled.STALE, ending, job)
         if ending.in_term is not None and (
             ending.in_term != self._term or log["status"] != ExecutionStatus.CLAIMED
         ):
             return Settlement(Settled.STALE, job["id"], status)
         self._done.add(ending.execution_id)
         return self._end(ending, job, log)
+
+    def _late(self, kind: Settled, ending: Ending, job: RowMapping) -> Settlement:
+        """Change nothing but this: a cancelled run that its worker reports as over is over.
+
+        What a dispatcher says of a run (`in_term`) proves nothing: its worker may have it.
+        """
+        status = JobStatus(job["status"])
+        if (
+            job["stopping_execution_id"] != ending.execution_id
+            or ending.stopping
+            or ending.in_term is not None
+            or ending.execution_id in self._done
+        ):
+            return Settlement(kind, job["id"], status)
+        self._over.add(ending.execution_id)
+        return Settlement(
+            kind,
+            job["id"],
+            status,
+            queue_id=job["queue_id"],
+            priority=job["priority"],
+            next_due_ms=job["next_trigger_time"] if status is JobStatus.WAITING else None,
+        )
 
     def _end(self, ending: Ending, job: RowMapping, log: RowMapping) -> Settlement:
         """Decide what follows a current execution's end, and note the rows to write."""
@@ -269,43 +284,26 @@ class _Batch:
         status: JobStatus,
         times: Mapping[str, int | None],
     ) -> OwedDelivery | None:
-        if job["callback_url"] is None:
-            return None
-        body = render_callback(
-            CallbackJob(
-                job_id=job["id"],
-                client_request_id=job["client_request_id"],
-                job_name=job["job_name"],
-                execution_id=ending.execution_id,
-                status=status,
-                attempt=job["attempt"],
-                trigger_ts=job["trigger_ts"],
-                started_at=times["started"],
-                finished_at=times["finished"] or self._now,
-                result=ending.result,
-                error_code=ending.error_code,
-                error_message=ending.error_message,
-            )
-        )
-        delivery_id = str(uuid_utils.uuid7())
         owner = ending.deliver_by
-        self._callbacks.append(
-            {
-                "delivery_id": delivery_id,
-                "tenant_id": job["tenant_id"],
-                "job_id": job["id"],
-                "execution_id": ending.execution_id,
-                "event_type": EVENT_TYPES[status],
-                "url": job["callback_url"],
-                "body": body,
-                "status": int(DeliveryStatus.PENDING),
-                "tries": 0 if owner is None else 1,
-                "owner_worker_id": owner,
-                "next_try_at": self._now if owner is None else self._now + DELIVERY_LEASE_MS,
-                "created_at": self._now,
-            }
+        row = callback_row(
+            job,
+            status,
+            execution_id=ending.execution_id,
+            trigger_ts=job["trigger_ts"],
+            started_at=times["started"],
+            finished_at=times["finished"] or self._now,
+            result=ending.result,
+            error_code=ending.error_code,
+            error_message=ending.error_message,
+            owner=owner,
+            now=self._now,
         )
-        return None if owner is None else OwedDelivery(delivery_id, 1, job["callback_url"], body)
+        if row is None:
+            return None
+        self._callbacks.append(row)
+        return (
+            None if owner is None else OwedDelivery(row["delivery_id"], 1, row["url"], row["body"])
+        )
 
     async def write(self, connection: AsyncConnection, database: Database) -> None:
         """Write everything that was decided, in primary-key order."""
@@ -319,8 +317,9 @@ class _Batch:
             await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(self._logs)})
         await insert_payloads(connection, database, self._payloads)
         await note_stopping(connection, database, self._stopping)
-        if self._callbacks:
-            await connection.execute(_OWE, self._callbacks)
+        await insert_callbacks(connection, self._callbacks)
+        if self._over:
+            await release_stopped(connection, sorted(self._over))
         if self._stale:
             await connection.execute(
                 _MARK_STALE[sqlite], {"rows": _by_id(self._stale), "now": self._now}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.guard import Asked, Changed, Unknown
 from app.lifecycle.moves.prune import prune_batch
+from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus, JobStatus
+from app.lifecycle.token import new_token
 from app.plumbing.database import Database
 from tests.integration.app.rig import (
     change,
@@ -33,7 +38,7 @@ async def pruned(database: Database, *, later_ms: int = 1000, limit: int = 500) 
     while True:
         batch = await database.write(
             lambda connection, cursor=cursor: prune_batch(  # type: ignore[misc]
-                connection, cursor=cursor, before_ms=now + later_ms, limit=limit
+                connection, database, cursor=cursor, before_ms=now + later_ms, limit=limit
             )
         )
         cursor, deleted = batch.cursor, deleted + batch.deleted
@@ -118,3 +123,44 @@ async def test_small_batches_reach_every_job(migrated_engine: Engine, limit: int
         kept += await insert(database, 2)
         assert await pruned(database, limit=limit) == 5
         assert await left(database) == kept
+
+
+@pytest.mark.parametrize("first", ["retry", "prune"])
+async def test_a_job_that_is_retried_while_it_is_pruned_stays_whole_or_leaves_whole(
+    migrated_engine: Engine, first: str
+) -> None:
+    async with opened(migrated_engine) as one, opened(migrated_engine) as other:
+        run = await running_job(one, params=LONG, labels={"a": "b"}, max_retry=0)
+        await settled(one, ending(run, ExecutionStatus.FAILED, error_code="e"))
+        asked = Asked(run.job_id, 0, new_token())
+        holds, let_go = asyncio.Event(), asyncio.Event()
+
+        async def retry(connection: AsyncConnection) -> object:
+            answer = await reopen_job(connection, one, asked)
+            if first == "retry":
+                holds.set()
+                await let_go.wait()
+            return answer
+
+        async def prune(connection: AsyncConnection) -> int:
+            batch = await prune_batch(connection, other, cursor=0, before_ms=2**53, limit=10)
+            if first == "prune":
+                holds.set()
+                await let_go.wait()
+            return batch.deleted
+
+        tasks: dict[str, asyncio.Task[Any]] = {}
+        for name in (first, "prune" if first == "retry" else "retry"):
+            work = one.write(retry) if name == "retry" else other.write(prune)
+            tasks[name] = asyncio.create_task(work)
+            await holds.wait()
+        await asyncio.sleep(0.2)
+        let_go.set()
+        answer, deleted = await tasks["retry"], await tasks["prune"]
+        counts = [await value_of(one, f"SELECT COUNT(*) FROM {table}") for table in TABLES]
+        if first == "retry":
+            assert isinstance(answer, Changed)
+            assert (deleted, counts) == (0, [1, 1, 1, 1, 0])
+        else:
+            assert isinstance(answer, Unknown)
+            assert (deleted, counts) == (1, [0] * len(TABLES))

@@ -1,0 +1,85 @@
+"""Batches: up to 500 jobs in one request, each answered on its own, in shared commits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import structlog
+
+from app.access.keys import Caller
+from app.edge.problems import STATUS_OF, Problem
+from app.jobs.submit import Submitter, parse_object
+from app.lifecycle.moves.submit import NewJob
+from app.plumbing.database import DatabaseUnavailable
+
+log = structlog.get_logger(__name__)
+
+MAX_JOBS: Final = 500
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+CHECKED_AT_ONCE: Final = 20
+
+
+async def submit_batch(submitter: Submitter, caller: Caller, body: bytes) -> dict[str, Any]:
+    """Accept each job of a batch or refuse it, and return one item a job, in order.
+
+    Raises:
+        Problem: the envelope itself is wrong; nothing was stored.
+    """
+    sent = _envelope(body)
+    checked: list[NewJob | Problem] = []
+    for number, one in enumerate(sent, start=1):
+        # One by one: the first job of a new queue makes it, the others find it.
+        checked.append(await _check(submitter, caller, one))
+        if number % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return {"items": await asyncio.gather(*(_enter(submitter, caller, one) for one in checked))}
+
+
+def _envelope(body: bytes) -> list[Any]:
+    envelope = parse_object(body)
+    jobs = envelope.get("jobs")
+    if envelope.keys() != {"jobs"} or not isinstance(jobs, list):
+        raise Problem("validation_failed", 'jobs: send {"jobs": [...]} and nothing else')
+    if not 1 <= len(jobs) <= MAX_JOBS:
+        raise Problem(
+            "validation_failed", f"jobs: send 1 to {MAX_JOBS} in one batch, not {len(jobs)}"
+        )
+    return jobs
+
+
+async def _check(submitter: Submitter, caller: Caller, sent: Any) -> NewJob | Problem:
+    if not isinstance(sent, dict):
+        return Problem("validation_failed", "each of jobs must be an object")
+    try:
+        return await submitter.check(caller, sent)
+    except Problem as problem:
+        return problem
+    except DatabaseUnavailable:
+        return _unavailable()
+
+
+async def _enter(submitter: Submitter, caller: Caller, new: NewJob | Problem) -> dict[str, Any]:
+    if isinstance(new, Problem):
+        return _refused(new)
+    try:
+        submitted = await submitter.enter(caller, new)
+    except Problem as problem:
+        return _refused(problem)
+    except DatabaseUnavailable:
+        return _refused(_unavailable())
+    except Exception:
+        log.exception("batch_item_fault", client_request_id=new.client_request_id)
+        return _refused(Problem("internal_error", "This job failed; send it again, unchanged."))
+    return {"httpStatus": 202 if submitted.created else 200, **submitted.job}
+
+
+def _refused(problem: Problem) -> dict[str, Any]:
+    return {"httpStatus": STATUS_OF[problem.code], **problem.document()}
+
+
+def _unavailable() -> Problem:
+    return Problem(
+        "database_unavailable",
+        "It is not known whether this job was stored: send it again later, unchanged.",
+    )

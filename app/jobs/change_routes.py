@@ -1,0 +1,103 @@
+"""The routes of callers that change jobs and callbacks."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
+
+from app.access.keys import ApiKeys, Caller
+from app.edge.problems import problem_answers
+from app.ground import Ground
+from app.jobs.answers import JobId, body_of, job_headers, json_answer, require_json
+from app.jobs.callbacks import deliver_again
+from app.jobs.change import Changes
+from app.jobs.schemas import Callback, Job
+
+DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
+
+
+def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRouter:
+    """Return the routes, bound to the parts that serve them."""
+    router = APIRouter(prefix="/openapi", tags=["jobs"])
+    problems = problem_answers(
+        "unauthorized", "job_not_found", "verb_not_possible", "validation_failed"
+    )
+
+    def identify(request: Request) -> Caller:
+        return keys.caller(request.headers)
+
+    Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
+
+    @router.post(
+        "/jobs/{jobId}/cancel", response_model=Job, summary="Cancel a job", responses=problems
+    )
+    async def cancel_job(job_id: JobId, caller: Identified) -> Response:
+        """End a job as CANCELLED at once; its worker is told to stop the run.
+
+        A handler that is under way may go on for a while: its result is discarded, and a retry
+        of the job waits until it has ended. A repeat returns the job as it is.
+        """
+        return _job(await changes.cancel(caller, job_id))
+
+    @router.post(
+        "/jobs/{jobId}/pause", response_model=Job, summary="Pause a job", responses=problems
+    )
+    async def pause_job(job_id: JobId, caller: Identified) -> Response:
+        """Keep a job that waits from running until it is resumed; its due time stays."""
+        return _job(await changes.hold(caller, job_id, "pause"))
+
+    @router.post(
+        "/jobs/{jobId}/resume", response_model=Job, summary="Resume a job", responses=problems
+    )
+    async def resume_job(job_id: JobId, caller: Identified) -> Response:
+        """Let a paused job run when it is due: at once, if that moment has passed."""
+        return _job(await changes.hold(caller, job_id, "resume"))
+
+    @router.post(
+        "/jobs/{jobId}/retry", response_model=Job, summary="Retry a job", responses=problems
+    )
+    async def retry_job(job_id: JobId, caller: Identified) -> Response:
+        """Run a FAILED or CANCELLED job again, now, under its id, with all its attempts anew."""
+        return _job(await changes.retry(caller, job_id))
+
+    @router.patch(
+        "/jobs/{jobId}",
+        response_model=Job,
+        summary="Change a job",
+        responses=problems
+        | problem_answers(
+            "invalid_json",
+            "precondition_failed",
+            "body_too_large",
+            "unsupported_media_type",
+            "precondition_required",
+        ),
+        openapi_extra=body_of("ChangeJob"),
+    )
+    async def change_job(
+        request: Request,
+        job_id: JobId,
+        caller: Identified,
+        if_match: Annotated[
+            str | None,
+            Header(alias="If-Match", description="The ETag of the job as you saw it. Required."),
+        ] = None,
+    ) -> Response:
+        """Change a job that is WAITING or PAUSED and still has the revision in `If-Match`."""
+        require_json(request)
+        return _job(await changes.revise(caller, job_id, await request.body(), if_match))
+
+    @router.post(
+        "/callbacks/{deliveryId}/redeliver",
+        response_model=Callback,
+        summary="Deliver a callback again",
+        responses=problem_answers("unauthorized", "callback_not_found", "validation_failed"),
+    )
+    async def redeliver_callback(delivery_id: DeliveryId, caller: Identified) -> Response:
+        """Try a callback again now, whatever became of it, with the same `webhook-id`."""
+        return json_answer(await deliver_again(ground, caller, delivery_id))
+
+    return router
+
+
+def _job(job: dict[str, Any]) -> Response:
+    return json_answer(job, 200, job_headers(job))

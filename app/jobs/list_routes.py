@@ -1,0 +1,96 @@
+"""The routes of callers that list jobs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from app.access.keys import ApiKeys, Caller
+from app.edge.paging import DEFAULT_LIMIT
+from app.edge.problems import problem_answers
+from app.jobs.answers import Cursor, JobId, Limit, LongCursor, json_answer
+from app.jobs.callbacks import list_callbacks
+from app.jobs.listing import list_children_page, list_jobs_page
+from app.jobs.schemas import CallbackList, JobList, StatusWord
+from app.plumbing.database import Database
+
+
+def list_routes(*, database: Database, keys: ApiKeys) -> APIRouter:
+    """Return the routes, bound to the parts that serve them."""
+    router = APIRouter(prefix="/openapi", tags=["jobs"])
+
+    def identify(request: Request) -> Caller:
+        return keys.caller(request.headers)
+
+    Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
+
+    @router.get(
+        "/jobs",
+        response_model=JobList,
+        summary="List jobs",
+        responses=problem_answers("unauthorized", "validation_failed"),
+    )
+    async def list_jobs(
+        *,
+        request: Request,
+        caller: Identified,
+        status: Annotated[StatusWord | None, Query(description="Jobs in this state.")] = None,
+        handler: Annotated[str | None, Query(description="Jobs of this handler.")] = None,
+        name_prefix: Annotated[
+            str | None, Query(alias="namePrefix", description="The start of the jobName.")
+        ] = None,
+        label: Annotated[str | None, Query(description="`name=value`")] = None,
+        client_request_id: Annotated[str | None, Query(alias="clientRequestId")] = None,
+        created_from: Annotated[
+            str | None,
+            Query(alias="createdFrom", description="RFC 3339; created then or later."),
+        ] = None,
+        created_to: Annotated[
+            str | None, Query(alias="createdTo", description="RFC 3339; created before that.")
+        ] = None,
+        limit: Limit = DEFAULT_LIMIT,
+        cursor: Cursor = None,
+    ) -> Response:
+        """Return jobs, newest first, by at most one of the filters and a time range.
+
+        A page looks through a bounded number of jobs: it may be short, even empty, while
+        `nextCursor` is set. Go on until `nextCursor` is null.
+        """
+        query = request.query_params
+        return json_answer(
+            await list_jobs_page(
+                database,
+                caller,
+                {name: query.getlist(name) for name in query},
+                limit=limit,
+                cursor=cursor,
+            )
+        )
+
+    @router.get(
+        "/jobs/{jobId}/children",
+        response_model=JobList,
+        summary="List a job's children",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job_children(
+        job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: LongCursor = None
+    ) -> Response:
+        """Return the jobs that a schedule or a group made, latest first."""
+        return json_answer(
+            await list_children_page(database, caller, job_id, limit=limit, cursor=cursor)
+        )
+
+    @router.get(
+        "/jobs/{jobId}/callbacks",
+        response_model=CallbackList,
+        summary="List a job's callbacks",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job_callbacks(
+        job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return what the ends of a job owe or owed, newest first, and what came of each."""
+        page = await list_callbacks(database, caller, job_id, limit=limit, cursor=cursor)
+        return json_answer(page)
+
+    return router

@@ -1,0 +1,148 @@
+"""Lists of jobs for callers: which filters go together, and where a page goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.access.keys import Caller
+from app.edge.paging import decode_cursor, decode_place, encode_cursor, encode_place
+from app.edge.problems import Problem
+from app.jobs.look import no_such_job
+from app.jobs.schemas import RFC3339
+from app.jobs.views import listed_job_view
+from app.lifecycle.lists import JobFilter, JobPage, list_children, list_jobs
+from app.lifecycle.reads import job_exists
+from app.lifecycle.states import JobStatus
+from app.plumbing.database import Database
+from app.plumbing.times import epoch_ms
+
+FILTERS: Final = ("status", "handler", "namePrefix", "label", "clientRequestId")
+_OTHERS: Final = ("createdFrom", "createdTo", "limit", "cursor")
+COMBINATIONS: Final = (
+    "a list takes at most one of status, handler, namePrefix, label and clientRequestId, "
+    "and with it createdFrom, createdTo or both, limit and cursor"
+)
+
+
+async def list_jobs_page(
+    database: Database,
+    caller: Caller,
+    query: Mapping[str, list[str]],
+    *,
+    limit: int,
+    cursor: str | None,
+) -> dict[str, Any]:
+    """Return a page of jobs, newest first.
+
+    Raises:
+        Problem: `validation_failed`.
+    """
+    wanted = _filter(query)
+    before = decode_cursor(cursor)
+    page = await database.read(
+        lambda connection: list_jobs(
+            connection,
+            database,
+            tenant_id=caller.tenant_id,
+            wanted=wanted,
+            before=before,
+            limit=limit,
+        )
+    )
+    return {
+        "items": _items(page),
+        "nextCursor": None if page.before is None else encode_cursor(page.before),
+    }
+
+
+async def list_children_page(
+    database: Database, caller: Caller, job_id: int, *, limit: int, cursor: str | None
+) -> dict[str, Any]:
+    """Return a page of the jobs that a schedule or group made, latest first.
+
+    Raises:
+        Problem: `job_not_found`, or `validation_failed` for a foreign cursor.
+    """
+    before = decode_place(cursor)
+
+    async def read(connection: AsyncConnection) -> dict[str, Any]:
+        if not await job_exists(connection, job_id, tenant_id=caller.tenant_id):
+            raise no_such_job(job_id)
+        page, onward = await list_children(
+            connection, job_id, tenant_id=caller.tenant_id, before=before, limit=limit
+        )
+        return {
+            "items": _items(page),
+            "nextCursor": None if onward is None else encode_place(*onward),
+        }
+
+    return await database.read(read)
+
+
+def _items(page: JobPage) -> list[dict[str, Any]]:
+    return [listed_job_view(job, page.results, page.long_results) for job in page.jobs]
+
+
+def _filter(query: Mapping[str, list[str]]) -> JobFilter:
+    unknown = sorted(query.keys() - {*FILTERS, *_OTHERS})
+    if unknown:
+        raise Problem("validation_failed", f"{unknown[0]}: {COMBINATIONS}")
+    for name, values in query.items():
+        if len(values) > 1:
+            raise Problem("validation_failed", f"{name}: send it once; {COMBINATIONS}")
+    given = {name: query[name][0] for name in FILTERS if name in query}
+    if len(given) > 1:
+        raise Problem("validation_failed", f"{' and '.join(given)}: {COMBINATIONS}")
+    for name, value in given.items():
+        if not 1 <= len(value) <= 256 or "\0" in value:
+            raise Problem("validation_failed", f"{name}: 1 to 256 characters")
+    return JobFilter(
+        status=_status(given.get("status")),
+        handler=given.get("handler"),
+        name_prefix=given.get("namePrefix"),
+        label=_label(given.get("label")),
+        client_request_id=given.get("clientRequestId"),
+        created_from=_moment(query, "createdFrom"),
+        created_to=_moment(query, "createdTo"),
+    )
+
+
+def _status(word: str | None) -> JobStatus | None:
+    if word is None:
+        return None
+    try:
+        return JobStatus[word]
+    except KeyError:
+        words = ", ".join(status.name for status in JobStatus)
+        raise Problem("validation_failed", f"status: one of {words}") from None
+
+
+def _label(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise Problem("validation_failed", "label: name=value")
+    return name, value
+
+
+def _moment(query: Mapping[str, list[str]], name: str) -> int | None:
+    if name not in query:
+        return None
+    # In a URL a plus sign that was not escaped arrives as a space.
+    text = query[name][0].replace(" ", "+") if "T" in query[name][0] else query[name][0]
+    try:
+        if not RFC3339.fullmatch(text):
+            raise ValueError(text)
+        moment = datetime.fromisoformat(text)
+        if not 1970 <= moment.astimezone(UTC).year <= 2200:
+            raise ValueError(text)
+    except (ValueError, OverflowError):
+        raise Problem(
+            "validation_failed", f"{name}: RFC 3339 with an offset, as 2026-01-31T09:00:00Z"
+        ) from None
+    return epoch_ms(moment)

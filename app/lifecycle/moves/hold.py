@@ -1,0 +1,33 @@
+"""The moves `pause` and `resume`: a job is kept from being claimed, and let go again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.moves.guard import (
+    Asked,
+    Changed,
+    NotPossible,
+    Unknown,
+    lock_job,
+    move_job,
+    target_of,
+)
+from app.lifecycle.states import JobStatus
+from app.plumbing.database import Database
+
+
+async def hold_job(
+    connection: AsyncConnection, database: Database, asked: Asked, verb: Literal["pause", "resume"]
+) -> Changed | NotPossible | Unknown:
+    """Pause or resume a job; its due time stays, so what is due meanwhile runs on resume."""
+    job = await lock_job(connection, database, asked, verb)
+    if not isinstance(job, RowMapping):
+        return job
+    target = target_of(verb, job)
+    await move_job(connection, job, asked, target, {})
+    due = job["next_trigger_time"] if target is JobStatus.WAITING else None
+    return Changed(job["queue_id"], job["priority"], due)

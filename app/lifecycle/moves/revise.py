@@ -1,0 +1,88 @@
+"""The move `change`: a caller changes what a job that waits is to do, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.moves.guard import (
+    Asked,
+    Changed,
+    NotPossible,
+    Stale,
+    TooFew,
+    Unknown,
+    lock_job,
+    move_job,
+    target_of,
+)
+from app.lifecycle.moves.submit import PARAMS_SLOT, insert_payloads
+from app.lifecycle.states import JobStatus
+from app.lifecycle.tables import INLINE_BYTES
+from app.plumbing.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class NewValues:
+    """What changes. `columns` are plain ones of `job_info`; `params` is JSON text or None.
+
+    `due_ms` is absolute, `delay_ms` counts from the commit.
+    """
+
+    columns: Mapping[str, Any]
+    due_ms: int | None = None
+    delay_ms: int | None = None
+    new_params: bool = False
+    params: str | None = None
+
+
+_FORGET_PARAMS: Final = text("DELETE FROM job_payload WHERE job_id = :job AND slot = :slot")
+
+
+async def revise_job(
+    connection: AsyncConnection,
+    database: Database,
+    asked: Asked,
+    values: NewValues,
+    *,
+    revisions: frozenset[int] | None,
+) -> Changed | NotPossible | Unknown | Stale | TooFew:
+    """Change a job if it still has one of the revisions (None: whatever it has)."""
+    job = await lock_job(connection, database, asked, "change")
+    if not isinstance(job, RowMapping):
+        return job
+    if revisions is not None and job["revision"] not in revisions:
+        return Stale(job["revision"])
+    if values.columns.get("max_retry", job["attempt"]) < job["attempt"]:
+        return TooFew(job["attempt"])
+    due = job["next_trigger_time"]
+    if values.delay_ms is not None:
+        due = job["now_ms"] + values.delay_ms
+    elif values.due_ms is not None:
+        due = values.due_ms
+    changes = {**values.columns, "next_trigger_time": due}
+    if values.new_params:
+        changes |= await _store_params(connection, database, job["id"], values.params)
+    target = target_of("change", job)
+    await move_job(connection, job, asked, target, changes)
+    return Changed(
+        job["queue_id"],
+        values.columns.get("priority", job["priority"]),
+        due if target is JobStatus.WAITING else None,
+    )
+
+
+async def _store_params(
+    connection: AsyncConnection, database: Database, job_id: int, params: str | None
+) -> dict[str, Any]:
+    long = params is not None and len(params.encode()) > INLINE_BYTES
+    await connection.execute(_FORGET_PARAMS, {"job": job_id, "slot": PARAMS_SLOT})
+    if long:
+        await insert_payloads(
+            connection, database, [{"job_id": job_id, "slot": PARAMS_SLOT, "body": params}]
+        )
+    return {"params": None if long else params, "params_in_payload": long}

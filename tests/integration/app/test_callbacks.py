@@ -1,0 +1,107 @@
+"""The callbacks of a job are shown, and any of them is delivered again on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.lifecycle.moves.deliver import note_tries, take_due
+from app.lifecycle.states import DeliveryStatus, ExecutionStatus
+from oncue.protocol import DeliveryResult
+from tests.integration.app.rig import (
+    Door,
+    change,
+    claimed,
+    door,
+    ending,
+    new_term,
+    running_job,
+    settled,
+    value_of,
+)
+from tests.support.engines import Engine
+
+URL = "http://127.0.0.1:9/hook"
+
+
+@pytest.fixture
+async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
+    """An API over each engine."""
+    async with door(migrated_engine) as opened:
+        yield opened
+
+
+async def page_of(api: Door, job_id: int, query: str = "") -> dict[str, Any]:
+    answer = await api.client.get(f"/openapi/jobs/{job_id}/callbacks{query}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_each_end_of_a_job_shows_its_callback_newest_first(api: Door) -> None:
+    database = api.database
+    run = await running_job(database, max_retry=0, callback_url=URL)
+    for number in range(3):
+        if number:
+            await api.client.post(f"/openapi/jobs/{run.job_id}/retry")
+            (run,) = await claimed(database, [run.job_id], term=await new_term(database))
+        await settled(database, ending(run, ExecutionStatus.FAILED, error_code="e"))
+    first = await page_of(api, run.job_id, "?limit=2")
+    second = await page_of(api, run.job_id, f"?limit=2&cursor={first['nextCursor']}")
+    items = first["items"] + second["items"]
+    assert second["nextCursor"] is None
+    assert len({one["deliveryId"] for one in items}) == 3
+    assert [one["createdAt"] for one in items] == sorted(
+        (one["createdAt"] for one in items), reverse=True
+    )
+    needed = {"event": "job.failed", "url": URL, "status": "PENDING", "tries": 1, "endedAt": None}
+    assert all(one | needed == one for one in items)
+    assert (await api.client.get("/openapi/jobs/999/callbacks")).status_code == 404
+
+
+@pytest.mark.parametrize("status", DeliveryStatus)
+async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of_it(
+    api: Door, status: DeliveryStatus
+) -> None:
+    database = api.database
+    run = await running_job(database, callback_url=URL)
+    await settled(database, ending(run, ExecutionStatus.SUCCEEDED, result="1"))
+    await change(
+        database,
+        "UPDATE callback_delivery SET status = :status, tries = 12, ended_at = 5, "
+        "next_try_at = 9000000000000",
+        status=int(status),
+    )
+    (known,) = (await page_of(api, run.job_id))["items"]
+    owed: list[Any] = []
+    api.parts.ground.bus.subscribe("owed", owed.append)
+    answer = await api.client.post(f"/openapi/callbacks/{known['deliveryId']}/redeliver")
+    assert answer.status_code == 200
+    again = answer.json()
+    assert (again["deliveryId"], again["status"], again["endedAt"]) == (
+        known["deliveryId"],
+        "PENDING",
+        None,
+    )
+    assert owed == [[await value_of(database, "SELECT next_try_at FROM callback_delivery")]]
+    (taken,) = await database.write(
+        lambda connection: take_due(connection, database, ["w#boot"], limit=5)
+    )
+    assert (taken.delivery.delivery_id, taken.delivery.try_number) == (known["deliveryId"], 13)
+    assert json.loads(taken.delivery.body)["data"]["jobId"] == run.job_id
+    result = DeliveryResult(
+        delivery_id=known["deliveryId"], try_number=13, delivered=False, status_code=500, error="no"
+    )
+    await database.write(
+        lambda connection: note_tries(connection, database, [result], schedule_seconds=(5.0, 15.0))
+    )
+    (last,) = (await page_of(api, run.job_id))["items"]
+    assert (last["status"], last["lastStatusCode"], last["lastError"]) == ("EXHAUSTED", 500, "no")
+
+
+async def test_a_callback_that_is_not_there_cannot_be_delivered(api: Door) -> None:
+    answer = await api.client.post("/openapi/callbacks/nothing/redeliver")
+    assert (answer.status_code, answer.json()["code"]) == (404, "callback_not_found")

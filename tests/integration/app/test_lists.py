@@ -1,0 +1,348 @@
+"""Lists: every job once, newest first, by filters that each have their index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+
+from app.lifecycle import lists
+from app.lifecycle.lists import WALK_ROWS
+from app.lifecycle.states import ExecutionStatus
+from app.plumbing.database import Database
+from app.plumbing.times import rfc3339
+from tests.integration.app.rig import (
+    Door,
+    change,
+    claimed,
+    door,
+    ending,
+    fill,
+    insert,
+    new_jobs,
+    new_term,
+    rows_of,
+    running_job,
+    settled,
+    value_of,
+)
+from tests.support.engines import Engine, migrated
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
+    """An API over each engine."""
+    async with door(migrated_engine) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def one_api(sqlite_engine: Engine) -> AsyncIterator[Door]:
+    """An API over one engine, for what does not depend on it."""
+    async with door(migrated(sqlite_engine)) as opened:
+        yield opened
+
+
+async def listed(api: Door, path: str = "/openapi/jobs", **query: Any) -> list[dict[str, Any]]:
+    """Follow the cursors to the end."""
+    items: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        answer = await api.client.get(path, params=query | cursor)
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        assert len(page["items"]) <= query.get("limit", 50)
+        items += page["items"]
+        if page["nextCursor"] is None:
+            return items
+        cursor = {"cursor": page["nextCursor"]}
+
+
+async def ids(api: Door, **query: Any) -> list[int]:
+    return [item["jobId"] for item in await listed(api, **query)]
+
+
+async def test_pages_show_every_job_once_newest_first(api: Door) -> None:
+    made = [await api.submitted() for _ in range(7)]
+    assert await ids(api, limit=3) == made[::-1]
+    assert await ids(api, limit=7) == made[::-1]
+    assert await ids(api) == made[::-1]
+
+
+async def test_each_filter_finds_its_own(api: Door) -> None:
+    database = api.database
+    one = await api.submitted(clientRequestId="a", jobName="close order 1", jobHandler="close")
+    two = await api.submitted(clientRequestId="A", jobName="close order 2", labels={"team": "x"})
+    three = await api.submitted(jobName="100%_close", labels={"team": "y"})
+    four = await api.submitted(jobName="close order", labels={"team": "x"}, delayMs=60_000)
+    (run,) = await claimed(database, [three], term=await new_term(database))
+    await settled(database, ending(run, ExecutionStatus.SUCCEEDED, result='"r"'))
+    for query, expected in (
+        ({"clientRequestId": "a"}, [one]),
+        ({"clientRequestId": "none"}, []),
+        ({"handler": "close"}, [one]),
+        ({"handler": "echo"}, [four, three, two]),
+        ({"handler": "none"}, []),
+        ({"status": "WAITING"}, [four, two, one]),
+        ({"status": "SUCCEEDED"}, [three]),
+        ({"status": "FAILED"}, []),
+        ({"namePrefix": "close order"}, [four, two, one]),
+        ({"namePrefix": "close order 2"}, [two]),
+        ({"namePrefix": "100%_"}, [three]),
+        ({"namePrefix": "%"}, []),
+        ({"label": "team=x"}, [four, two]),
+        ({"label": "team=z"}, []),
+    ):
+        for limit in (1, 50):
+            assert await ids(api, **query, limit=limit) == expected, query
+
+
+async def test_a_range_of_creation_goes_with_every_filter(api: Door) -> None:
+    database = api.database
+    made = await insert(database, 20, labels={"team": "x"})
+    base = 1_800_000_000_000
+    for number, job_id in enumerate(made):
+        await change(
+            database,
+            "UPDATE job_info SET created_at = :at WHERE id = :id",
+            at=base + number * HOUR_MS,
+            id=job_id,
+        )
+    since, until = rfc3339(base + 5 * HOUR_MS), rfc3339(base + 10 * HOUR_MS)
+    for query in ({}, {"status": "WAITING"}, {"handler": "echo"}, {"label": "team=x"}):
+        for limit in (2, 50):
+            both = await ids(api, **query, createdFrom=since, createdTo=until, limit=limit)
+            assert both == made[5:10][::-1]
+        assert await ids(api, **query, createdFrom=since) == made[5:][::-1]
+        assert await ids(api, **query, createdTo=until) == made[:10][::-1]
+    key = await value_of(
+        database, "SELECT client_request_id FROM job_info WHERE id = :id", id=made[7]
+    )
+    assert await ids(api, clientRequestId=key, createdFrom=since) == [made[7]]
+    assert await ids(api, clientRequestId=key, createdTo=since) == []
+
+
+async def test_a_range_finds_its_jobs_among_many(api: Door, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lists, "NEAR_IDS", 8)
+    database = api.database
+    (job,) = await new_jobs(database, 1)
+    await fill(database, 3000, status=2, queue_id=job.queue_id, priority=5)
+    # Created a minute apart, neighbours at times in the wrong order.
+    await change(database, "UPDATE job_info SET created_at = id * 60000 + (id % 3) * 4000")
+    rows = await rows_of(database, "SELECT id, created_at FROM job_info ORDER BY id DESC")
+    for first, last in ((0, 1), (1, 17), (500, 740), (2900, 4000), (0, 5000)):
+        low, high = first * 60_000, last * 60_000
+        expected = [row["id"] for row in rows if low <= row["created_at"] < high]
+        found = await ids(api, createdFrom=rfc3339(low), createdTo=rfc3339(high), limit=200)
+        assert found == expected
+
+
+async def test_a_job_in_a_list_is_its_document_without_executions_and_long_bodies(
+    api: Door,
+) -> None:
+    database = api.database
+    short = await running_job(database, params='{"a":1}')
+    long = await running_job(database, params=f'"{"p" * 3000}"')
+    await settled(database, ending(short, ExecutionStatus.SUCCEEDED, result='{"b":2}'))
+    await settled(database, ending(long, ExecutionStatus.SUCCEEDED, result=f'"{"r" * 3000}"'))
+    second, first = await listed(api)
+    whole = (await api.client.get(f"/openapi/jobs/{short.job_id}")).json()
+    assert first == whole | {"executions": [], "omitted": []}
+    assert (first["params"], first["result"]) == ({"a": 1}, {"b": 2})
+    assert (second["params"], second["result"]) == (None, None)
+    assert second["omitted"] == ["params", "result"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "status=WAITING&handler=echo",
+        "label=a=b&clientRequestId=x",
+        "status=waiting",
+        "status=",
+        "status=WAITING&status=FAILED",
+        "handler=",
+        "handler=%00",
+        "namePrefix=" + "x" * 257,
+        "label=a",
+        "label==b",
+        "createdFrom=yesterday",
+        "createdFrom=2026-01-01",
+        "createdTo=2026-01-01T00:00:00",
+        "createdTo=2026-13-01T00:00:00Z",
+        "createdFrom=9999-12-31T23:59:59-14:00",
+        "finishedFrom=2026-01-01T00:00:00Z",
+        "stauts=WAITING",
+        "limit=0",
+        "limit=201",
+        "cursor=x",
+    ],
+)
+async def test_what_is_not_offered_is_refused_with_a_sentence(one_api: Door, query: str) -> None:
+    answer = await one_api.client.get(f"/openapi/jobs?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed"), answer.text
+    assert len(answer.json()["detail"]) > 10
+
+
+async def test_a_time_may_have_any_offset(one_api: Door) -> None:
+    job_id = await one_api.submitted()
+    assert await ids(one_api, createdFrom="2020-01-01T00:00:00+02:00") == [job_id]
+    raw = await one_api.client.get("/openapi/jobs?createdFrom=2020-01-01T00:00:00+02:00")
+    assert [one["jobId"] for one in raw.json()["items"]] == [job_id]
+
+
+async def test_a_page_may_be_short_while_more_follow(api: Door, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lists, "WALK_ROWS", 10)
+    monkeypatch.setattr(lists, "FEW", 5)
+    made = []
+    for number in range(35):
+        rare = number in (3, 17, 33)
+        made.append(await api.submitted(jobName="rare" if rare else "common"))
+    rare_ones = [made[33], made[17], made[3]]
+    answer = (await api.client.get("/openapi/jobs?namePrefix=rare")).json()
+    assert [one["jobId"] for one in answer["items"]] == rare_ones[:1]
+    assert answer["nextCursor"]
+    assert await ids(api, namePrefix="rare") == rare_ones
+    assert await ids(api, status="WAITING", limit=4) == made[::-1]
+    assert await ids(api, handler="echo") == made[::-1]
+
+
+async def test_children_are_listed_latest_first(api: Door) -> None:
+    database = api.database
+    parent = await api.submitted()
+    made = await insert(database, 12)
+    places = [(1 + n // 6, n // 2 % 3, "ab"[n % 2]) for n in range(12)]
+    for job_id, (nominal, shard, key) in zip(made, places, strict=True):
+        await change(
+            database,
+            "UPDATE job_info SET parent_id = :parent, nominal_time = :nominal, "
+            "shard_index = :shard, child_key = :key WHERE id = :id",
+            parent=parent,
+            nominal=nominal,
+            shard=shard,
+            key=key,
+            id=job_id,
+        )
+    for limit in (1, 5, 50):
+        found = await listed(api, f"/openapi/jobs/{parent}/children", limit=limit)
+        assert [one["jobId"] for one in found] == made[::-1]
+    assert await listed(api, f"/openapi/jobs/{made[0]}/children") == []
+    for path, status in (
+        ("/openapi/jobs/999999/children", 404),
+        (f"/openapi/jobs/{parent}/children?cursor=x", 422),
+        (f"/openapi/jobs/{parent}/children?cursor=WzEsMl0", 422),
+    ):
+        assert (await api.client.get(path)).status_code == status
+
+
+@contextmanager
+def seen(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the reads that the database gets, with their values."""
+    found: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_rest: Any) -> None:
+        if statement.startswith("SELECT") and "job_" in statement:
+            found.append((statement, values))
+
+    engine = database._readers.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+OFFERED: list[dict[str, str]] = [
+    {},
+    {"status": "FAILED"},
+    {"status": "SUCCEEDED"},
+    {"handler": "echo"},
+    {"handler": "rare"},
+    {"namePrefix": "nothing"},
+    {"label": "team=x"},
+    {"clientRequestId": "x"},
+]
+RANGE = {"createdFrom": "2020-01-01T00:00:00Z", "createdTo": "2030-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize("query", OFFERED + [one | RANGE for one in OFFERED], ids=json.dumps)
+async def test_mariadb_examines_few_rows_of_100000_for_any_filter(
+    mariadb_engine: Engine, query: dict[str, str]
+) -> None:
+    async with door(migrated(mariadb_engine)) as api:
+        database = api.database
+        (job,) = await new_jobs(database, 1)
+        await fill(database, 100_000, status=2, queue_id=job.queue_id, priority=5)
+        await insert(database, 30, labels={"team": "x"})
+        await insert(database, 10, job_handler="rare")
+        await change(database, "UPDATE job_info SET created_at = 1700000000000 + id")
+        with seen(database) as statements:
+            await api.client.get("/openapi/jobs", params=query)
+        assert 1 <= len(statements) <= 40
+        examined = 0.0
+
+        for statement, values in statements:
+
+            async def analyse(connection: Any, one: str = statement, given: Any = values) -> Any:
+                return (
+                    await connection.exec_driver_sql(f"ANALYZE FORMAT=JSON {one}", given)
+                ).scalar_one()
+
+            plan = json.loads(await database.read(analyse))
+            assert "filesort" not in json.dumps(plan) or "IN (" in statement
+            for table in tables_in(plan):
+                assert table["access_type"] != "ALL", (statement, table)
+                examined += table.get("r_rows", 0) or 0
+        assert examined <= 2 * WALK_ROWS + 3000
+
+
+def tables_in(plan: Any) -> list[dict[str, Any]]:
+    """Return every table access in a JSON plan."""
+    if isinstance(plan, dict):
+        own = [plan["table"]] if isinstance(plan.get("table"), dict) else []
+        own = [one for one in own if "access_type" in one]
+        return own + [one for part in plan.values() for one in tables_in(part)]
+    if isinstance(plan, list):
+        return [one for part in plan for one in tables_in(part)]
+    return []
+
+
+@pytest.mark.parametrize("query", OFFERED + [one | RANGE for one in OFFERED], ids=json.dumps)
+async def test_sqlite_searches_by_a_key_for_any_filter(
+    sqlite_engine: Engine, query: dict[str, str]
+) -> None:
+    async with door(migrated(sqlite_engine)) as api:
+        database = api.database
+        (job,) = await new_jobs(database, 1)
+        await fill(database, 10_000, status=2, queue_id=job.queue_id, priority=5)
+        await insert(database, 30, labels={"team": "x"})
+        await change(database, "ANALYZE")
+        with seen(database) as statements:
+            await api.client.get("/openapi/jobs", params=query)
+        for statement, values in statements:
+
+            async def explain(connection: Any, one: str = statement, given: Any = values) -> Any:
+                rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {one}", given)
+                return [row.detail for row in rows]
+
+            plan = await database.read(explain)
+            assert not [step for step in plan if "SCAN job_" in step], (statement, plan)
+            assert "TEMP B-TREE" not in str(plan) or "IN (" in statement, (statement, plan)
+
+
+async def test_the_claim_index_is_as_it_was(one_api: Door) -> None:
+    """No filter of a list may put an index on the hot table."""
+
+    async def ask(connection: Any) -> set[str]:
+        rows = await connection.execute(
+            text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'job_info'")
+        )
+        return {row.name for row in rows if not row.name.startswith("sqlite_")}
+
+    assert await one_api.database.read(ask) == {"ix_job_info_claim"}
