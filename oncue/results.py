@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any, Final, Generic, TypeVar
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 Item = TypeVar("Item")
+
+
+def rfc3339(moment: datetime) -> str:
+    """Write a moment as the API does: UTC, with milliseconds."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Moment = Annotated[AwareDatetime, PlainSerializer(rfc3339, when_used="json")]
 
 
 class Result(BaseModel):
@@ -41,11 +49,11 @@ class Execution(Result):
     attempt: int
     status: str
     worker_id: str | None = None
-    trigger_time: datetime | None = None
-    claimed_at: datetime | None = None
-    accepted_at: datetime | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    trigger_time: Moment | None = None
+    claimed_at: Moment | None = None
+    accepted_at: Moment | None = None
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
     result: Any = None
     error: JobError | None = None
     reason: str | None = None
@@ -67,14 +75,14 @@ class Job(Result):
     attempt: int = 0
     max_retry: int = 0
     priority: int = 5
-    next_trigger_time: datetime | None = None
+    next_trigger_time: Moment | None = None
     result: Any = None
     error: JobError | None = None
     progress: Any = None
     revision: int = 0
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-    finished_at: datetime | None = None
+    created_at: Moment | None = None
+    updated_at: Moment | None = None
+    finished_at: Moment | None = None
     executions: tuple[Execution, ...] = ()
     warnings: tuple[JobWarning, ...] = ()
 
@@ -106,7 +114,7 @@ class Worker(Result):
     avg_cost_ms: float = 0.0
     cpu_idle_percent: float | None = None
     delivers: bool = False
-    last_heartbeat: datetime | None = None
+    last_heartbeat: Moment | None = None
 
 
 class OfferedHandler(Result):

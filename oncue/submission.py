@@ -7,8 +7,10 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
+
+from oncue.results import rfc3339
 
 Seconds = float | timedelta
 
@@ -76,7 +78,7 @@ class NewJob:
             "jobName": self.handler if self.name is None else self.name,
             "jobHandler": self.handler,
             "params": self.params,
-            "runAt": _instant(self.run_at),
+            "runAt": None if self.run_at is None else rfc3339(self.run_at),
             "delayMs": _milliseconds(self.delay),
             "priority": self.priority,
             "timeoutMs": _milliseconds(self.timeout),
@@ -133,19 +135,13 @@ def query_of(narrowed: JobFilter) -> dict[str, str]:
         if isinstance(value, datetime):
             if value.utcoffset() is None:
                 raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
-            text = _instant(value) or ""
+            text = rfc3339(value)
         elif isinstance(value, tuple):
             text = "=".join(value)
         else:
             text = str(value)
         query[_QUERY_NAMES[name]] = text
     return query
-
-
-def _instant(moment: datetime | None) -> str | None:
-    if moment is None:
-        return None
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _seconds(duration: Seconds | None) -> float | None:

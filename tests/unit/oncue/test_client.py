@@ -320,7 +320,8 @@ def test_results_are_frozen_and_go_back_to_the_wire() -> None:
     job = Job.model_validate({**JOB, "createdAt": "2030-01-01T00:00:00.000Z"})
     with pytest.raises(ValidationError):
         job.status = "FAILED"  # type: ignore[misc]
-    assert job.model_dump(mode="json", by_alias=True)["jobId"] == 7
+    wire = job.model_dump(mode="json", by_alias=True)
+    assert (wire["jobId"], wire["createdAt"]) == (7, "2030-01-01T00:00:00.000Z")
 
 
 A_JOB = Job.model_validate(JOB)
