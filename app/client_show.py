@@ -97,7 +97,7 @@ def show_workers(workers: Iterable[Worker]) -> None:
     """Print a table of workers."""
     rows = [
         (
-            one.worker_id,
+            one.name or one.worker_id,
             one.state,
             f"{one.active}/{one.capacity}",
             str(one.queued),
@@ -147,7 +147,7 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
         (
             str(one.attempt),
             one.status,
-            one.worker_id or "",
+            (one.worker_id or "").partition("#")[0],  # the whole id is in the JSON
             when(one.started_at or one.claimed_at),
             _took(one),
             one.reason or (f"{one.error.message} ({one.error.code})" if one.error else ""),
