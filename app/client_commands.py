@@ -149,10 +149,10 @@ def list_jobs(
     name_prefix: Annotated[str | None, typer.Option(help="How the job's name begins.")] = None,
     label: Annotated[str | None, typer.Option(help="NAME=VALUE.")] = None,
     request_id: Annotated[str | None, typer.Option(help="The idempotency key.")] = None,
-    created_after: Annotated[str | None, typer.Option(help="RFC 3339 with an offset.")] = None,
-    created_before: Annotated[str | None, typer.Option(help="RFC 3339 with an offset.")] = None,
-    finished_after: Annotated[str | None, typer.Option(help="RFC 3339 with an offset.")] = None,
-    finished_before: Annotated[str | None, typer.Option(help="RFC 3339 with an offset.")] = None,
+    created_from: Annotated[
+        str | None, typer.Option(help="Created then or later, RFC 3339.")
+    ] = None,
+    created_to: Annotated[str | None, typer.Option(help="Created before that, RFC 3339.")] = None,
     limit: Annotated[int, typer.Option(help="Most jobs to show.", min=1)] = 50,
     as_json: AsJson = False,
     url: Url = None,
@@ -160,10 +160,8 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first; by one of status, handler, name, label or request id."""
     times = {
-        "created_after": _moment("--created-after", created_after),
-        "created_before": _moment("--created-before", created_before),
-        "finished_after": _moment("--finished-after", finished_after),
-        "finished_before": _moment("--finished-before", finished_before),
+        "created_from": _moment("--created-from", created_from),
+        "created_to": _moment("--created-to", created_to),
     }
     with _talking(url, api_key) as client:
         found = client.list(

@@ -184,8 +184,12 @@ class Talks:
         return self._pages(Page[OfferedHandler], "/openapi/handlers", limit)
 
     def change(self, job_id: int, verb: str) -> Talk[Job]:
-        """Cancel, pause, resume or retry a job; repeated only when the first try had no effect."""
-        request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=False)
+        """Cancel, pause, resume or retry a job.
+
+        To cancel twice is to cancel once. The others are repeated only when the try before
+        surely had no effect: a second one would be refused, or undo what came between.
+        """
+        request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=verb == "cancel")
         return _read(Job, (yield from self._exchange(request)))
 
     def _pages(

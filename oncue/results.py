@@ -64,6 +64,7 @@ class Job(Result):
 
     `status` is WAITING, RUNNING, SUCCEEDED, FAILED, PAUSED, CANCELLED, BLOCKED or SCHEDULED;
     `attempt` counts the attempts begun so far; `executions` are the newest few, newest first.
+    In a list there are none, and `omitted` names what is None because it is long (`get` has it).
     """
 
     job_id: int
@@ -85,6 +86,7 @@ class Job(Result):
     finished_at: Moment | None = None
     executions: tuple[Execution, ...] = ()
     warnings: tuple[JobWarning, ...] = ()
+    omitted: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
 
     @property
     def ended(self) -> bool:

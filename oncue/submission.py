@@ -93,29 +93,25 @@ class NewJob:
 
 
 class JobFilter(TypedDict, total=False):
-    """What `list` may be narrowed by: one of the first five, and one range of time."""
+    """What `list` may be narrowed by: one of the first five, and from (`to` excluded) when."""
 
     status: str | None
     handler: str | None
     name_prefix: str | None
     label: tuple[str, str] | None
     request_id: str | None
-    created_after: datetime | None
-    created_before: datetime | None
-    finished_after: datetime | None
-    finished_before: datetime | None
+    created_from: datetime | None
+    created_to: datetime | None
 
 
 _QUERY_NAMES: Final = {
     "status": "status",
-    "handler": "jobHandler",
+    "handler": "handler",
     "name_prefix": "namePrefix",
     "label": "label",
     "request_id": "clientRequestId",
-    "created_after": "createdAfter",
-    "created_before": "createdBefore",
-    "finished_after": "finishedAfter",
-    "finished_before": "finishedBefore",
+    "created_from": "createdFrom",
+    "created_to": "createdTo",
 }
 
 

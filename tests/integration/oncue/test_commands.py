@@ -130,7 +130,7 @@ def test_a_refusal_ends_with_3_and_one_sentence(sdk_platform: Platform) -> None:
         ),
         (("get", "seven"), "integer"),
         (("get", "7", "--url", "nowhere"), "http or https URL"),
-        (("list", "--created-after", "yesterday"), "with an offset"),
+        (("list", "--created-from", "yesterday"), "with an offset"),
     ],
 )
 def test_bad_usage_ends_with_2(words: tuple[str, ...], why: str) -> None:
@@ -259,13 +259,13 @@ def test_list_sends_its_filters_and_reads_no_more_pages_than_it_shows(
     many_jobs: FakeServer,
 ) -> None:
     told = oncue(
-        *("list", "--status", "failed", "--created-after", "2030-01-01T00:00:00+01:00"),
+        *("list", "--status", "failed", "--created-from", "2030-01-01T00:00:00+01:00"),
         *("--limit", "3", "--json"),
         url=many_jobs.url,
     )
     assert told.code == OK
     assert [job["jobId"] for job in json.loads(told.out)] == [7, 7, 7]
-    query = {"status": "FAILED", "createdAfter": "2029-12-31T23:00:00.000Z", "limit": "3"}
+    query = {"status": "FAILED", "createdFrom": "2029-12-31T23:00:00.000Z", "limit": "3"}
     assert many_jobs.noted == [
         ("GET", "/openapi/jobs", query, None),
         ("GET", "/openapi/jobs", {**query, "cursor": "more"}, None),

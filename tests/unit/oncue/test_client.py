@@ -181,17 +181,17 @@ async def test_lists_are_read_page_by_page_as_they_are_asked_for() -> None:
     server = Server(*pages())
     with server.client() as client:
         jobs = client.list(
-            status="WAITING", created_after=datetime(2030, 1, 1, tzinfo=UTC), page_size=2
+            status="WAITING", created_from=datetime(2030, 1, 1, tzinfo=UTC), page_size=2
         )
         assert not server.requests
         assert [next(jobs).job_id, next(jobs).job_id] == [7, 6]
         assert len(server.requests) == 1
         assert [job.job_id for job in jobs] == [5]
     assert [dict(request.url.params) for request in server.requests] == [
-        {"status": "WAITING", "createdAfter": "2030-01-01T00:00:00.000Z", "limit": "2"},
+        {"status": "WAITING", "createdFrom": "2030-01-01T00:00:00.000Z", "limit": "2"},
         {
             "status": "WAITING",
-            "createdAfter": "2030-01-01T00:00:00.000Z",
+            "createdFrom": "2030-01-01T00:00:00.000Z",
             "limit": "2",
             "cursor": "c/1",
         },
@@ -208,7 +208,7 @@ def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
         with pytest.raises(TypeError, match="no filter 'state'"):
             client.list(state="WAITING")  # type: ignore[call-arg]
         with pytest.raises(ValueError, match="time zone"):
-            client.list(created_after=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
+            client.list(created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
 
 
 def test_workers_handlers_and_executions_are_typed() -> None:
