@@ -30,6 +30,9 @@ from oncue.version import __version__
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_SECONDS: Final = 15.0
 
+POOL: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+"""A wait holds a connection for as long as it lasts, so the callers alone bound their number."""
+
 Value = TypeVar("Value")
 
 
@@ -59,7 +62,11 @@ class Client:
         url = _address(base_url)
         self._talks = Talks(url, retries or Retries())
         self._http = httpx.Client(
-            base_url=url, headers=_headers(api_key), timeout=timeout, transport=transport
+            base_url=url,
+            headers=_headers(api_key),
+            timeout=timeout,
+            limits=POOL,
+            transport=transport,
         )
 
     def submit(self, handler: str, params: Any = None, /, **options: Unpack[JobOptions]) -> Job:
@@ -191,7 +198,11 @@ class AsyncClient:
         url = _address(base_url)
         self._talks = Talks(url, retries or Retries())
         self._http = httpx.AsyncClient(
-            base_url=url, headers=_headers(api_key), timeout=timeout, transport=transport
+            base_url=url,
+            headers=_headers(api_key),
+            timeout=timeout,
+            limits=POOL,
+            transport=transport,
         )
 
     async def submit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 
@@ -53,6 +54,13 @@ async def test_a_job_is_submitted_waited_for_and_looked_at_async(sdk_platform: P
         assert [one.attempt async for one in client.executions(job)] == [1]
         assert "record" in [one.name async for one in client.handlers()]
         assert [one.name async for one in client.workers()] == ["worker-1"]
+
+
+async def test_many_may_wait_at_once(sdk_platform: Platform) -> None:
+    async with AsyncClient(sdk_platform.url, timeout=1, retries=Retries(attempts=1)) as client:
+        job = await client.submit("echo", delay=4)
+        waits = [client.wait(job, timeout=30) for _ in range(150)]
+        assert {ended.status for ended in await asyncio.gather(*waits)} == {"SUCCEEDED"}
 
 
 def test_one_request_id_is_one_job(sdk_platform: Platform) -> None:

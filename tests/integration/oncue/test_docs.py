@@ -16,14 +16,20 @@ pytestmark = pytest.mark.xdist_group("sdk")
 
 
 def examples(page: str, language: str) -> list[str]:
-    text = (ROOT / "docs" / page).read_text()
+    text = (ROOT / page).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(len(examples("sdk.md", "python"))))
-def test_an_example_of_the_client_runs(sdk_platform: Platform, number: int) -> None:
+CLIENT = [
+    *examples("docs/sdk.md", "python"),
+    *(example for example in examples("README.md", "python") if "Client(" in example),
+]
+
+
+@pytest.mark.parametrize("example", CLIENT, ids=range(1, len(CLIENT) + 1))
+def test_an_example_of_the_client_runs(sdk_platform: Platform, example: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", examples("sdk.md", "python")[number]],
+        [sys.executable, "-W", "error", "-c", example],
         capture_output=True,
         text=True,
         env=cli_environment(sdk_platform.url),
@@ -34,7 +40,7 @@ def test_an_example_of_the_client_runs(sdk_platform: Platform, number: int) -> N
 
 
 def test_the_commands_of_the_documentation_succeed(sdk_platform: Platform) -> None:
-    (block,) = examples("cli.md", "sh")
+    (block,) = examples("docs/cli.md", "sh")
     environment = cli_environment(sdk_platform.url)
     environment["PATH"] = f"{ONCUE.parent}{os.pathsep}{environment['PATH']}"
     ran = subprocess.run(
@@ -47,6 +53,10 @@ def test_the_commands_of_the_documentation_succeed(sdk_platform: Platform) -> No
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert '{"hello": "world"}' in ran.stdout
+    assert (
+        'oncue submit --handler echo --params \'{"hello": "world"}\' --wait'
+        in (ROOT / "README.md").read_text()
+    )
 
 
 def test_every_command_and_exit_code_is_documented() -> None:

@@ -46,6 +46,15 @@ def test_the_wheel_works_without_what_the_server_needs(
     told = run(fresh, "-I", "-c", PROGRAM, sdk_platform.url)
     assert (told.stdout, told.stderr) == ('{"from": "wheel"}\n', "")
 
+    failure = install(fresh, f"oncue[cli] @ {wheel.as_uri()}")
+    assert failure is None, failure
+    words = ["submit", "--handler", "echo", "--params", "7", "--wait", "--url", sdk_platform.url]
+    told = subprocess.run(
+        [fresh.with_name("oncue"), *words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "SUCCEEDED" in told.stdout
+
 
 def new_environment(place: Path) -> Path:
     """Make a virtual environment and return its python."""
