@@ -13,6 +13,7 @@ import typer
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 
+from app.client_commands import commands
 from app.settings import Settings, is_loopback
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(commands)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", envvar="ONCUE_HOST")]
 Port = Annotated[

@@ -1,16 +1,94 @@
-"""Oncue: jobs, on cue. What handler authors and callers import."""
+"""Oncue: jobs, on cue. What handler authors and callers import.
+
+The client is loaded when it is first asked for: a worker and its child processes never do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from oncue.handlers import Context, Fail, HandlerNameTaken, Retry, handler
+from oncue.version import __version__
 from oncue.webhooks import WebhookVerificationError, sign_webhook, verify_webhook
 
+if TYPE_CHECKING:
+    from oncue.client import AsyncClient, Client
+    from oncue.errors import (
+        ApiError,
+        Conflict,
+        Invalid,
+        JobFailed,
+        NotFound,
+        OncueError,
+        Unauthorized,
+        Unavailable,
+        WaitTimeout,
+    )
+    from oncue.results import Execution, Job, JobError, JobWarning, OfferedHandler, Worker
+    from oncue.retries import Retries
+    from oncue.submission import NewJob
+
+_LOADED_WHEN_ASKED_FOR = {
+    "AsyncClient": "client",
+    "Client": "client",
+    "Retries": "retries",
+    "ApiError": "errors",
+    "Conflict": "errors",
+    "Invalid": "errors",
+    "JobFailed": "errors",
+    "NotFound": "errors",
+    "OncueError": "errors",
+    "Unauthorized": "errors",
+    "Unavailable": "errors",
+    "WaitTimeout": "errors",
+    "Execution": "results",
+    "Job": "results",
+    "JobError": "results",
+    "JobWarning": "results",
+    "OfferedHandler": "results",
+    "Worker": "results",
+    "NewJob": "submission",
+}
+
 __all__ = [
+    "ApiError",
+    "AsyncClient",
+    "Client",
+    "Conflict",
     "Context",
+    "Execution",
     "Fail",
     "HandlerNameTaken",
+    "Invalid",
+    "Job",
+    "JobError",
+    "JobFailed",
+    "JobWarning",
+    "NewJob",
+    "NotFound",
+    "OfferedHandler",
+    "OncueError",
+    "Retries",
     "Retry",
+    "Unauthorized",
+    "Unavailable",
+    "WaitTimeout",
     "WebhookVerificationError",
+    "Worker",
+    "__version__",
     "handler",
     "sign_webhook",
     "verify_webhook",
 ]
-__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    module = _LOADED_WHEN_ASKED_FOR.get(name)
+    if module is None:
+        raise AttributeError(f"module 'oncue' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"oncue.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

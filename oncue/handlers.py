@@ -111,7 +111,7 @@ def handler(
             function=function,
             isolation=isolation,
             description=(inspect.getdoc(function) or "").split("\n", 1)[0][:200],
-            takes_context=_takes_context(name, function),
+            takes_context=takes_context(name, function),
             is_async=inspect.iscoroutinefunction(function),
         )
         return function
@@ -126,7 +126,12 @@ def _same_function(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
     ) == inspect.getsourcefile(new)
 
 
-def _takes_context(name: str, function: Callable[..., Any]) -> bool:
+def takes_context(name: str, function: Callable[..., Any]) -> bool:
+    """Whether a handler function wants the context beside its params.
+
+    Raises:
+        ValueError: it takes neither one nor two positional arguments.
+    """
     positional = [
         parameter
         for parameter in inspect.signature(function).parameters.values()

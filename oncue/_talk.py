@@ -1,0 +1,347 @@
+"""What is said to the server and how its answers are read, without sending anything.
+
+Each conversation is a generator: it yields what to do next (`Send` a request, `Pause`) and is
+told what came of it. The two clients of `oncue.client` only do what they are told.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from oncue.errors import ApiError, Invalid, JobFailed, Unavailable, WaitTimeout, api_error
+from oncue.results import Execution, Item, Job, OfferedHandler, Page, Result, Worker
+from oncue.retries import Retries
+from oncue.submission import JobFilter, NewJob, query_of
+
+TRANSIENT: Final = frozenset({429, 502, 503, 504})
+SURELY_NOT_DONE: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+REFUSED_BEFORE_ANYTHING: Final = frozenset({"overloaded", "not_ready"})
+OWN_MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+
+POLL_SECONDS: Final = 20.0
+"""How long one request of a wait lasts; proxies cut what is silent for much longer."""
+SHORTEST_POLL_SECONDS: Final = 1.0
+"""What every server allows, and the pause after an answer that came at once."""
+MAX_BATCH_JOBS: Final = 500
+MAX_BATCH_BYTES: Final = 1024 * 1024
+PAGE_SIZE: Final = 100
+
+Value = TypeVar("Value")
+AnyResult = TypeVar("AnyResult", bound=Result)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this request, and tell the response or the error.
+
+    `seconds` is how long the server may stay silent on purpose. One that is not `repeatable` is
+    sent again only when the try before surely had no effect.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    seconds: float = 0.0
+    repeatable: bool = True
+
+    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+        """Build it with the address, headers and timeouts of a client."""
+        timeout = http.timeout
+        return http.build_request(
+            self.method,
+            self.path,
+            params=dict(self.query) or None,
+            content=self.body,
+            headers=None if self.body is None else {"Content-Type": "application/json"},
+            timeout=httpx.Timeout(
+                connect=timeout.connect,
+                read=None if timeout.read is None else timeout.read + self.seconds,
+                write=timeout.write,
+                pool=timeout.pool,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Do nothing for so many seconds."""
+
+    seconds: float
+
+
+Heard = httpx.Response | httpx.RequestError | None
+Talk = Generator[Send | Pause, Heard, Value]
+Pages = Callable[[str | None], Talk[Page[Item]]]
+"""The conversation about one page of a list, given the cursor of the page before."""
+
+
+class Talks:
+    """All conversations with one server, which `url` names in messages."""
+
+    def __init__(
+        self,
+        url: str,
+        retries: Retries,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self._url = url
+        self._retries = retries
+        self._clock = clock
+        self._dice = dice
+
+    def submit(self, job: NewJob) -> Talk[Job]:
+        """Submit one job; its request id is the same in every try."""
+        request = Send("POST", "/openapi/jobs", body=job.body())
+        return _read(Job, (yield from self._exchange(request, request_id=job.request_id)))
+
+    def submit_many(self, jobs: Iterable[NewJob]) -> Talk[Sequence[Job | ApiError]]:
+        """Submit jobs in as few requests as are allowed; one outcome a job, in order."""
+        outcomes: list[Job | ApiError] = []
+        for bodies in _batches(job.body() for job in jobs):
+            outcomes += yield from self._submit_batch(bodies)
+        return outcomes
+
+    def _submit_batch(self, bodies: Sequence[bytes]) -> Talk[list[Job | ApiError]]:
+        outcomes: dict[int, Job | ApiError] = {}
+        open_ones = list(range(len(bodies)))
+        began, tried = self._clock(), 0
+        while True:
+            tried += 1
+            body = b'{"jobs":[' + b",".join(bodies[number] for number in open_ones) + b"]}"
+            answer = yield from self._exchange(Send("POST", "/openapi/jobs/batch", body=body))
+            outcomes |= zip(open_ones, _read_batch(answer, len(open_ones)), strict=True)
+            open_ones = [number for number in open_ones if _is_transient(outcomes[number])]
+            pause = self._retries.pause(tried, jitter=self._dice())
+            if (
+                not open_ones
+                or tried >= self._retries.attempts
+                or self._clock() + pause > began + self._retries.seconds
+            ):
+                return [outcomes[number] for number in range(len(bodies))]
+            yield Pause(pause)
+
+    def get(self, job_id: int) -> Talk[Job]:
+        """Look at a job."""
+        return _read(Job, (yield from self._exchange(Send("GET", _job_path(job_id)))))
+
+    def wait(self, job_id: int, timeout: float | None, *, check: bool) -> Talk[Job]:
+        """Ask again and again until the job has ended."""
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        longest = POLL_SECONDS
+        while True:
+            began = self._clock()
+            seconds = max(0.0, min(longest, deadline - began))
+            request = Send(
+                "GET", _job_path(job_id), query={"wait": f"{seconds:.3f}"}, seconds=seconds
+            )
+            try:
+                answer = yield from self._exchange(request, deadline=deadline)
+            except Invalid:
+                if longest == SHORTEST_POLL_SECONDS:
+                    raise
+                longest = SHORTEST_POLL_SECONDS  # this server allows no longer waits
+                continue
+            job = _read(Job, answer)
+            if job.ended:
+                if check and not job.succeeded:
+                    raise JobFailed(job)
+                return job
+            now = self._clock()
+            if now >= deadline:
+                raise WaitTimeout(job, timeout or 0.0)
+            # A server that is about to stop answers at once: that must not become a busy loop.
+            if (early := SHORTEST_POLL_SECONDS - (now - began)) > 0:
+                yield Pause(min(early, deadline - now))
+
+    def jobs(self, narrowed: JobFilter, limit: int) -> Pages[Job]:
+        """The pages of the jobs, newest first."""
+        return self._pages(Page[Job], "/openapi/jobs", limit, query_of(narrowed))
+
+    def executions(self, job_id: int, limit: int) -> Pages[Execution]:
+        """The pages of a job's executions, newest first."""
+        return self._pages(Page[Execution], f"{_job_path(job_id)}/executions", limit)
+
+    def workers(self, limit: int) -> Pages[Worker]:
+        """The pages of the workers."""
+        return self._pages(Page[Worker], "/openapi/workers", limit)
+
+    def handlers(self, limit: int) -> Pages[OfferedHandler]:
+        """The pages of the handlers, by name."""
+        return self._pages(Page[OfferedHandler], "/openapi/handlers", limit)
+
+    def change(self, job_id: int, verb: str) -> Talk[Job]:
+        """Cancel, pause, resume or retry a job.
+
+        To cancel twice is to cancel once. The others are repeated only when the try before
+        surely had no effect: a second one would be refused, or undo what came between.
+        """
+        request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=verb == "cancel")
+        return _read(Job, (yield from self._exchange(request)))
+
+    def _pages(
+        self,
+        kind: type[Page[Item]],
+        path: str,
+        limit: int,
+        query: Mapping[str, str] | None = None,
+    ) -> Pages[Item]:
+        def page(cursor: str | None) -> Talk[Page[Item]]:
+            asked = {**(query or {}), "limit": str(limit)}
+            if cursor is not None:
+                asked["cursor"] = cursor
+            return _read(kind, (yield from self._exchange(Send("GET", path, query=asked))))
+
+        return page
+
+    def _exchange(
+        self, request: Send, *, request_id: str | None = None, deadline: float = math.inf
+    ) -> Talk[Any]:
+        """Send, and send again while that may help; return the JSON of the answer.
+
+        Raises:
+            ApiError: the server refused.
+            Unavailable: no usable answer came in time.
+        """
+        began = self._clock()
+        deadline = min(deadline, began + self._retries.seconds)
+        tried = 0
+        while True:
+            tried += 1
+            heard = yield request
+            assert heard is not None, "a request was answered by a pause"
+            if isinstance(heard, httpx.Response) and heard.status_code not in TRANSIENT:
+                return _json_of(heard)
+            pause = self._retries.pause(tried, retry_after=_retry_after(heard), jitter=self._dice())
+            if (
+                tried >= self._retries.attempts
+                or self._clock() + pause > deadline
+                or isinstance(heard, OWN_MISTAKES)
+                or not (request.repeatable or _had_no_effect(heard))
+            ):
+                raise self._gave_up(request, heard, tried, request_id)
+            yield Pause(pause)
+
+    def _gave_up(
+        self,
+        request: Send,
+        heard: httpx.Response | httpx.RequestError,
+        tried: int,
+        request_id: str | None,
+    ) -> Unavailable:
+        tries = "" if tried == 1 else f", tried {tried} times"
+        doubt = "" if request.repeatable else "; look at the job: it may have been done"
+        if isinstance(heard, httpx.Response):
+            last = _refusal(heard)
+            return Unavailable(
+                f"{self._url} has no answer now: {last}{tries}{doubt}",
+                request_id=request_id,
+                last=last,
+            )
+        why = str(heard) or type(heard).__name__
+        if _had_no_effect(heard):
+            doubt = ""
+        error = Unavailable(
+            f"{self._url} cannot be reached: {why}{tries}{doubt}", request_id=request_id
+        )
+        error.__cause__ = heard
+        return error
+
+
+def _job_path(job_id: int) -> str:
+    return f"/openapi/jobs/{quote(str(job_id), safe='')}"
+
+
+def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for body in bodies:
+        if batch and (len(batch) == MAX_BATCH_JOBS or size + len(body) > MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(body)
+        size += len(body) + 1
+    if batch:
+        yield batch
+
+
+def _read_batch(answer: Any, expected: int) -> list[Job | ApiError]:
+    items = answer.get("items") if isinstance(answer, dict) else None
+    if not isinstance(items, list) or len(items) != expected:
+        raise _unexpected(200, "one outcome a job was expected")
+    return [_read_item(item) for item in items]
+
+
+def _read_item(item: Any) -> Job | ApiError:
+    status = item.get("httpStatus") if isinstance(item, dict) else None
+    if not isinstance(status, int):
+        raise _unexpected(200, "an outcome has no httpStatus")
+    return _read(Job, item) if status < 300 else api_error(status, item)
+
+
+def _is_transient(outcome: Job | ApiError) -> bool:
+    return isinstance(outcome, ApiError) and outcome.status in TRANSIENT
+
+
+def _had_no_effect(heard: httpx.Response | httpx.RequestError) -> bool:
+    """Whether the request surely was not carried out, so that it may be sent again."""
+    if isinstance(heard, httpx.Response):
+        return heard.status_code == 429 or _refusal(heard).code in REFUSED_BEFORE_ANYTHING
+    return isinstance(heard, SURELY_NOT_DONE)
+
+
+def _json_of(response: httpx.Response) -> Any:
+    if not response.is_success:
+        raise _refusal(response)
+    try:
+        return response.json()
+    except ValueError:
+        raise _unexpected(response.status_code, "the answer is not JSON") from None
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = None
+    return api_error(response.status_code, problem)
+
+
+def _read(kind: type[AnyResult], document: Any) -> AnyResult:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _unexpected(200, f"{where}: {first['msg']}") from None
+
+
+def _unexpected(status: int, why: str) -> ApiError:
+    return ApiError("unexpected_answer", status, f"this is not the answer of an Oncue API: {why}")
+
+
+def _retry_after(heard: httpx.Response | httpx.RequestError) -> float:
+    """Seconds that the server asks to wait: RFC 9110, a number or a date."""
+    text = heard.headers.get("Retry-After", "") if isinstance(heard, httpx.Response) else ""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,124 @@
+"""For a handler author's own tests: run a handler as a worker would, without a worker.
+
+from oncue.testing import run_handler
+
+def test_greeting():
+    assert run_handler("greet", {"name": "Ada"}, attempt=2)["attempt"] == 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from oncue.handlers import REGISTRY, Context, takes_context
+
+MAX_BYTES: Final = 64 * 1024
+"""The most that params and a result may have, as JSON."""
+
+
+class HandlerNotFound(LookupError):
+    """No handler of this name is registered: its module was not imported."""
+
+
+class NotStorable(ValueError):
+    """The params or the result are not JSON, or too large; a worker would fail the job."""
+
+
+def run_handler(
+    name_or_function: str | Callable[..., Any], params: Any = None, **context: Any
+) -> Any:
+    """Run a handler, plain or async, and return its value as the job's `result` would show it.
+
+    `context` sets fields of the `Context` that the handler is given (`attempt=2`, `shard_index=1`,
+    `client_request_id="order-1"`); the others have values that are plain for a first attempt.
+    What the handler raises is passed on. Params go through JSON, as they do on their way to a
+    worker. `isolation` is ignored: the handler runs here.
+
+    Raises:
+        HandlerNotFound: there is no handler of this name.
+        NotStorable: params or result are not JSON of at most 64 KiB.
+        RuntimeError: an async handler, called where a loop runs: await `run_handler_async`.
+    """
+    name, function = _found(name_or_function)
+    if inspect.iscoroutinefunction(function):
+        if _in_a_loop():
+            raise RuntimeError("a loop runs here: use `await run_handler_async(...)`")
+        return asyncio.run(run_handler_async(name_or_function, params, **context))
+    return _as_json("the result", function(*_arguments(name, function, params, context)))
+
+
+async def run_handler_async(
+    name_or_function: str | Callable[..., Any], params: Any = None, **context: Any
+) -> Any:
+    """Like `run_handler`, inside a running loop; a plain handler runs in a thread."""
+    name, function = _found(name_or_function)
+    arguments = _arguments(name, function, params, context)
+    if inspect.iscoroutinefunction(function):
+        value = await function(*arguments)
+    else:
+        value = await asyncio.to_thread(function, *arguments)
+    return _as_json("the result", value)
+
+
+def _found(name_or_function: str | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    if isinstance(name_or_function, str):
+        registered = REGISTRY.get(name_or_function)
+        if registered is None:
+            known = ", ".join(sorted(REGISTRY)) or "none"
+            raise HandlerNotFound(
+                f"no handler {name_or_function!r} is registered (known: {known}); "
+                "import the module that has it"
+            )
+        return name_or_function, registered.function
+    for registered in REGISTRY.values():
+        if registered.function is name_or_function:
+            return registered.name, name_or_function
+    return getattr(name_or_function, "__name__", "handler"), name_or_function
+
+
+def _arguments(
+    name: str, function: Callable[..., Any], params: Any, context: dict[str, Any]
+) -> tuple[Any, ...]:
+    sent = _as_json("params", params)
+    if not takes_context(name, function):
+        return (sent,)
+    now = time.time_ns() // 1_000_000
+    defaults: dict[str, Any] = {
+        "job_id": 1,
+        "execution_id": str(uuid.uuid4()),
+        "handler": name,
+        "job_name": name,
+        "attempt": 1,
+        "max_attempts": max(4, context.get("attempt", 1)),
+        "trigger_ts": now,
+        "deadline_ms": now + 3_600_000,
+        "client_request_id": "test",
+        "cancel_event": threading.Event(),
+    }
+    return sent, Context(**{**defaults, **context})
+
+
+def _as_json(what: str, value: Any) -> Any:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotStorable(f"{what} is not JSON: {error}") from error
+    if size > MAX_BYTES:
+        raise NotStorable(f"{what} has {size} bytes of JSON, {MAX_BYTES} are allowed")
+    return json.loads(text)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,370 @@
+"""The clients over httpx's mock transport: what both of them send, and what they return."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+import oncue
+from oncue import (
+    AsyncClient,
+    Client,
+    Conflict,
+    Job,
+    JobFailed,
+    NewJob,
+    Retries,
+    Unavailable,
+    WaitTimeout,
+)
+from oncue.submission import JobOptions
+
+AT_ONCE = Retries(first_pause=0.0)
+JOB = {"jobId": 7, "jobName": "n", "jobHandler": "echo", "status": "WAITING", "later": "field"}
+
+
+class Server:
+    """Answers from a script, the last answer for ever, and keeps the requests."""
+
+    def __init__(self, *answers: httpx.Response | type[httpx.RequestError]) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, httpx.Response):
+            return httpx.Response(  # a fresh one: a response may be read by one client alone
+                answer.status_code, headers=answer.headers, content=answer.content
+            )
+        raise answer("broken", request=request)
+
+    def client(self, **options: Any) -> Client:
+        return Client(
+            transport=httpx.MockTransport(self),
+            retries=AT_ONCE,
+            **{"base_url": "http://x", **options},
+        )
+
+    def async_client(self, **options: Any) -> AsyncClient:
+        return AsyncClient(
+            transport=httpx.MockTransport(self),
+            retries=AT_ONCE,
+            **{"base_url": "http://x", **options},
+        )
+
+
+def ok(document: Any) -> httpx.Response:
+    return httpx.Response(200, json=document)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONCUE_URL", raising=False)
+    monkeypatch.delenv("ONCUE_API_KEY", raising=False)
+
+
+def test_both_clients_have_the_same_methods_and_arguments() -> None:
+    for name, method in inspect.getmembers(Client, inspect.isfunction):
+        if name.startswith("_") or name == "close":
+            continue
+        twin = inspect.signature(getattr(AsyncClient, name))
+        assert list(twin.parameters.values()) == list(
+            inspect.signature(method).parameters.values()
+        ), name
+
+
+def test_the_options_of_submit_are_the_fields_of_a_new_job() -> None:
+    own = {field.name for field in fields(NewJob)} - {"handler", "params"}
+    assert own == set(JobOptions.__annotations__)
+
+
+def test_submit_sends_all_it_is_told_by_the_names_of_the_api() -> None:
+    server = Server(httpx.Response(202, json=JOB))
+    with server.client(api_key="secret") as client:
+        job = client.submit(
+            "send",
+            {"order": 1},
+            name="send it",
+            request_id="order-1",
+            run_at=datetime(2030, 1, 31, 9, tzinfo=timezone(timedelta(hours=1))),
+            priority=9,
+            timeout=1.5,
+            max_retry=0,
+            retry_interval=timedelta(minutes=1),
+            retry_backoff="exponential",
+            callback_url="http://me/hook",
+            labels={"team": "a"},
+        )
+    (request,) = server.requests
+    assert (request.method, str(request.url)) == ("POST", "http://x/openapi/jobs")
+    assert request.headers["Authorization"] == "Bearer secret"
+    assert request.headers["Content-Type"] == "application/json"
+    assert json.loads(request.content) == {
+        "clientRequestId": "order-1",
+        "jobName": "send it",
+        "jobHandler": "send",
+        "params": {"order": 1},
+        "runAt": "2030-01-31T08:00:00.000Z",
+        "priority": 9,
+        "timeoutMs": 1500,
+        "maxRetry": 0,
+        "retryIntervalSeconds": 60.0,
+        "retryBackoff": "exponential",
+        "callbackUrl": "http://me/hook",
+        "labels": {"team": "a"},
+    }
+    assert (job.job_id, job.status, job.ended) == (7, "WAITING", False)
+
+
+def test_submit_leaves_out_what_it_is_not_told() -> None:
+    server = Server(httpx.Response(202, json=JOB))
+    with server.client() as client:
+        client.submit("send", delay=5)
+        client.submit("send", delay=timedelta(seconds=5))
+    for request in server.requests:
+        body = json.loads(request.content)
+        assert len(body.pop("clientRequestId")) == 32
+        assert body == {"jobName": "send", "jobHandler": "send", "delayMs": 5000}
+        assert "Authorization" not in request.headers
+    assert server.requests[0].content != server.requests[1].content  # two requests are two jobs
+
+
+async def test_both_clients_repeat_a_submission_under_one_request_id() -> None:
+    script: tuple[Any, ...] = (
+        httpx.ConnectError,
+        httpx.ReadError,
+        httpx.Response(503),
+        httpx.Response(202, json=JOB),
+    )
+    server, async_server = Server(*script), Server(*script)
+    with server.client() as client:
+        client.submit("send")
+    async with async_server.async_client() as async_client:
+        await async_client.submit("send")
+    for one in (server, async_server):
+        assert len(one.requests) == 4
+        assert len({request.content for request in one.requests}) == 1
+
+
+async def test_an_async_submission_can_be_cancelled_between_tries() -> None:
+    server = Server(httpx.ConnectError)
+    async with AsyncClient(
+        "http://x",
+        transport=httpx.MockTransport(server),
+        retries=Retries(first_pause=60, longest_pause=60, seconds=600),
+    ) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.submit("send")
+    assert len(server.requests) == 1
+
+
+async def test_lists_are_read_page_by_page_as_they_are_asked_for() -> None:
+    def pages() -> tuple[httpx.Response, httpx.Response]:
+        return (
+            ok({"items": [JOB, {**JOB, "jobId": 6}], "nextCursor": "c/1"}),
+            ok({"items": [{**JOB, "jobId": 5}], "nextCursor": None}),
+        )
+
+    server = Server(*pages())
+    with server.client() as client:
+        jobs = client.list(
+            status="WAITING", created_from=datetime(2030, 1, 1, tzinfo=UTC), page_size=2
+        )
+        assert not server.requests
+        assert [next(jobs).job_id, next(jobs).job_id] == [7, 6]
+        assert len(server.requests) == 1
+        assert [job.job_id for job in jobs] == [5]
+    assert [dict(request.url.params) for request in server.requests] == [
+        {"status": "WAITING", "createdFrom": "2030-01-01T00:00:00.000Z", "limit": "2"},
+        {
+            "status": "WAITING",
+            "createdFrom": "2030-01-01T00:00:00.000Z",
+            "limit": "2",
+            "cursor": "c/1",
+        },
+    ]
+
+    async_server = Server(*pages())
+    async with async_server.async_client() as async_client:
+        assert [job.job_id async for job in async_client.list(label=("team", "a"))] == [7, 6, 5]
+    assert async_server.requests[0].url.params["label"] == "team=a"
+
+
+def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
+    with Server(ok({})).client() as client:
+        with pytest.raises(TypeError, match="no filter 'state'"):
+            client.list(state="WAITING")  # type: ignore[call-arg]
+        with pytest.raises(ValueError, match="time zone"):
+            client.list(created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
+
+
+def test_workers_handlers_and_executions_are_typed() -> None:
+    worker = {
+        "workerId": "w#1",
+        "state": "UP",
+        "handlers": ["echo"],
+        "capacity": 10,
+        "active": 1,
+        "queued": 0,
+        "lastHeartbeat": "2030-01-01T00:00:00.000Z",
+    }
+    with Server(ok({"items": [worker]})).client() as client:
+        (found,) = client.workers()
+        assert found.last_heartbeat == datetime(2030, 1, 1, tzinfo=UTC)
+    with Server(ok({"items": [{"name": "echo", "workers": 2}]})).client() as client:
+        assert [(one.name, one.workers) for one in client.handlers()] == [("echo", 2)]
+    execution = {"executionId": "e", "attempt": 1, "status": "LOST", "workerId": "w#1"}
+    server = Server(ok({"items": [execution]}))
+    with server.client() as client:
+        assert [one.status for one in client.executions(7)] == ["LOST"]
+    assert server.requests[0].url.path == "/openapi/jobs/7/executions"
+
+
+async def test_verbs_are_posts_and_return_the_job() -> None:
+    server = Server(ok({**JOB, "status": "CANCELLED"}))
+    job = Job.model_validate(JOB)
+    with server.client() as client:
+        assert client.cancel(7).status == "CANCELLED"
+        client.pause(job)
+        client.resume(job)
+        client.retry(job)
+    async with server.async_client() as async_client:
+        await async_client.cancel(7)
+        await async_client.pause(job)
+        await async_client.resume(job)
+        await async_client.retry(job)
+    told = [(request.method, request.url.path, request.content) for request in server.requests]
+    verbs = [("POST", f"/openapi/jobs/7/{v}", b"") for v in ("cancel", "pause", "resume", "retry")]
+    assert told == verbs * 2
+
+
+def test_a_long_poll_gets_its_time_on_top_of_the_timeout() -> None:
+    server = Server(ok({**JOB, "status": "SUCCEEDED"}))
+    with server.client(timeout=3) as client:
+        client.get(7)
+        client.wait(7, timeout=9)
+    assert [request.extensions["timeout"]["read"] for request in server.requests] == [
+        3,
+        pytest.approx(12, abs=0.1),
+    ]
+
+
+def test_a_checked_wait_raises_for_a_failed_job() -> None:
+    failed = {**JOB, "status": "FAILED", "error": {"code": "timeout", "message": "too slow"}}
+    with Server(ok(failed)).client() as client:
+        assert client.wait(7).status == "FAILED"
+        with pytest.raises(JobFailed, match="too slow"):
+            client.wait(7, check=True)
+
+
+def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(ok(JOB))
+    monkeypatch.setenv("ONCUE_URL", "https://jobs.example/base/")
+    monkeypatch.setenv("ONCUE_API_KEY", "from-environment")
+    with server.client(base_url=None) as client:
+        client.get(7)
+    with server.client(api_key="given") as client:
+        client.get(7)
+    with server.client(api_key="") as client:
+        client.get(7)
+    first, second, third = server.requests
+    assert str(first.url) == "https://jobs.example/base/openapi/jobs/7"
+    assert first.headers["Authorization"] == "Bearer from-environment"
+    assert second.headers["Authorization"] == "Bearer given"
+    assert "Authorization" not in third.headers
+
+
+@pytest.mark.parametrize("url", ["jobs.example", "ftp://x", "http://", "http://x:port", "http://["])
+def test_an_address_that_is_no_url_is_refused_when_the_client_is_made(url: str) -> None:
+    with pytest.raises(ValueError, match="http or https URL"):
+        Client(url)
+
+
+def test_a_key_that_cannot_be_sent_is_refused_without_being_shown() -> None:
+    with pytest.raises(ValueError, match="printable ASCII") as refused:
+        Client(api_key="se\ncret")
+    assert "cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"run_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - the point
+        ({"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "not both"),
+        ({"request_id": ""}, "must not be empty"),
+        ({"delay": float("inf")}, "finite"),
+        ({"params": float("nan")}, "JSON compliant"),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(
+    options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        NewJob("echo", **options).body()
+
+
+def test_results_are_frozen_and_go_back_to_the_wire() -> None:
+    job = Job.model_validate({**JOB, "createdAt": "2030-01-01T00:00:00.000Z"})
+    with pytest.raises(ValidationError):
+        job.status = "FAILED"  # type: ignore[misc]
+    wire = job.model_dump(mode="json", by_alias=True)
+    assert (wire["jobId"], wire["createdAt"]) == (7, "2030-01-01T00:00:00.000Z")
+
+
+A_JOB = Job.model_validate(JOB)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Conflict("request_conflict", 409, "differs", {"fields": ["params"]}),
+        JobFailed(A_JOB),
+        WaitTimeout(A_JOB, 5),
+        Unavailable("gone", request_id="mine"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_pass_between_processes(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+    assert again.__dict__ == error.__dict__
+
+
+def loaded_by(statement: str) -> set[str]:
+    told = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys; print(*sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return set(told.stdout.split())
+
+
+def test_a_handler_module_does_not_load_the_client() -> None:
+    assert not {"httpx", "pydantic", "asyncio"} & loaded_by("from oncue import handler")
+
+
+def test_the_client_loads_nothing_of_the_server() -> None:
+    loaded = loaded_by("from oncue import Client; Client()")
+    assert not {"fastapi", "sqlalchemy", "redis", "aiohttp", "typer", "app", "worker"} & loaded
+
+
+def test_every_public_name_is_there() -> None:
+    for name in oncue.__all__:
+        assert getattr(oncue, name) is not None
+    assert set(dir(oncue)) == set(oncue.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = oncue.nothing
