@@ -32,7 +32,7 @@ def job_routes(
     fleet: LiveFleet,
 ) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
-    router = APIRouter(prefix="/openapi", tags=["jobs"])
+    router = APIRouter(prefix="/openapi")
 
     def identify(request: Request) -> Caller:
         return keys.caller(request.headers)
@@ -44,6 +44,7 @@ def job_routes(
         status_code=202,
         response_model=Job,
         summary="Submit a job",
+        tags=["jobs"],
         responses={
             200: {"model": Job, "description": "A repeat: this request's job, as it is now"},
             202: {"description": "Accepted: the job is stored and will run"},
@@ -97,6 +98,7 @@ def job_routes(
         "/jobs/batch",
         response_model=BatchAnswer,
         summary="Submit many jobs",
+        tags=["jobs"],
         responses=problem_answers(
             "invalid_json",
             "unauthorized",
@@ -120,6 +122,7 @@ def job_routes(
         "/jobs/{jobId}",
         response_model=Job,
         summary="Look at a job",
+        tags=["jobs"],
         responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
     )
     async def get_job(
@@ -142,6 +145,7 @@ def job_routes(
         "/jobs/{jobId}/executions",
         response_model=ExecutionList,
         summary="List a job's executions",
+        tags=["jobs"],
         responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
     )
     async def get_job_executions(
