@@ -36,6 +36,9 @@ LOOK_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 30.0
 """How long a wait goes on without any answer of the server."""
 
+ATTEMPTS: Final = 5
+"""Tries of each request, about three seconds of them: somebody waits for the prompt."""
+
 commands = typer.Typer()
 
 
@@ -227,10 +230,10 @@ def handlers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -
 @contextmanager
 def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     """A client whose errors end the command with a sentence and the code of their kind."""
-    from oncue import ApiError, Client, Unavailable
+    from oncue import ApiError, Client, Retries, Unavailable
 
     try:
-        client = Client(url, api_key=api_key)
+        client = Client(url, api_key=api_key, retries=Retries(attempts=ATTEMPTS))
     except ValueError as error:
         _end(BAD_USAGE, str(error))
     try:

@@ -10,10 +10,11 @@ class Retries:
     """How often and how long a request is repeated: connection errors, 429, 502, 503 and 504.
 
     `attempts` and `seconds` bound it together. Pauses double from `first_pause` to
-    `longest_pause` seconds, with jitter, and are never shorter than the server's Retry-After.
+    `longest_pause` seconds, with jitter, and are never shorter than the server's Retry-After. The
+    defaults outlast the restart of a dispatcher.
     """
 
-    attempts: int = 6
+    attempts: int = 10
     seconds: float = 30.0
     first_pause: float = 0.2
     longest_pause: float = 5.0
