@@ -39,6 +39,11 @@ def run_key(prefix: str, job_id: int, trigger_ts: int) -> str:
     return f"{prefix}:run:{job_id}:{trigger_ts}"
 
 
+def stopping_key(key: str) -> str:
+    """Name the lease of a run that goes on while its end is stored under its run key."""
+    return f"{key}:stopping"
+
+
 def run_mark(boot_id: str, execution_id: str) -> str:
     """Open the value under a run key: who holds it. The outcome's JSON follows once it ended."""
     return f"{boot_id} {execution_id} "
@@ -81,6 +86,9 @@ class RunRequest(Message):
     """`POST /run`: all the runs that one dispatcher has for this worker now."""
 
     protocol: int = PROTOCOL_VERSION
+    worker_id: str | None = Field(
+        None, description="Whom the runs are for: another boot at its address refuses them (421)."
+    )
     term: int = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
     runs: list[Run] = Field(max_length=MAX_RUNS_PER_REQUEST)
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from worker.held import StaleTerm
 from worker.lease import LeaseUnavailable
+from worker.run import OtherWorker
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = "1"
@@ -40,6 +41,7 @@ CODES: Final = {
     409: "stale_term",
     413: "body_too_large",
     415: "unsupported_media_type",
+    421: "other_worker",
     422: "invalid_request",
     500: "internal_error",
     503: "lease_unavailable",
@@ -78,6 +80,10 @@ def install_problems(app: FastAPI) -> None:
     @app.exception_handler(StaleTerm)
     async def stale(_: Request, error: StaleTerm) -> JSONResponse:
         return problem(409, f"{error}; the sender is no longer the dispatcher")
+
+    @app.exception_handler(OtherWorker)
+    async def other(_: Request, error: OtherWorker) -> JSONResponse:
+        return problem(421, f"{error}; nothing was started")
 
     @app.exception_handler(LeaseUnavailable)
     async def no_lease(_: Request, error: LeaseUnavailable) -> JSONResponse:

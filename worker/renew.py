@@ -12,9 +12,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from oncue.protocol import LEASE_SECONDS
+from oncue.protocol import LEASE_SECONDS, stopping_key
 from worker.clock import boot_seconds
-from worker.held import Execution, Held
+from worker.held import Execution, Held, Phase
 from worker.lease import KEYS_PER_CALL, LEASE_MS, REDIS_TIMEOUT_SECONDS, RENEW
 from worker.liveness import Liveness
 
@@ -86,11 +86,20 @@ class Renewal(threading.Thread):
     def _renew(self, executions: list[Execution]) -> None:
         if not executions:
             self._redis.ping()
-        for start in range(0, len(executions), KEYS_PER_CALL):
-            part = executions[start : start + KEYS_PER_CALL]
+        # Once its end is stored under the run key, a run that goes on has a lease of its own.
+        leases = [
+            (one, one.key)
+            for one in executions
+            if one.phase is not Phase.STOPPING or one.stored_at is None
+        ]
+        leases += [
+            (one, stopping_key(one.key)) for one in executions if one.phase is Phase.STOPPING
+        ]
+        for start in range(0, len(leases), KEYS_PER_CALL):
+            part = leases[start : start + KEYS_PER_CALL]
             kept: Any = self._script(
-                keys=[one.key for one in part], args=[LEASE_MS, *(one.mark for one in part)]
+                keys=[key for _, key in part], args=[LEASE_MS, *(one.mark for one, _ in part)]
             )
-            for execution, mine in zip(part, kept, strict=True):
+            for (execution, _), mine in zip(part, kept, strict=True):
                 if not mine:
                     self._lost(execution)

@@ -44,9 +44,14 @@ class ReceivedRuns(Message):
     """A `RunRequest` in which each run is read for itself, so that a bad one is refused alone."""
 
     term: int
+    worker_id: str | None = None
     runs: list[Annotated[Run | UnreadableRun, Field(union_mode="left_to_right")]] = Field(
         max_length=MAX_RUNS_PER_REQUEST
     )
+
+
+class OtherWorker(Exception):
+    """The runs are for another boot of this worker, or for another worker."""
 
 
 class Intake:
@@ -83,6 +88,8 @@ class Intake:
             StaleTerm: the sender has lost the dispatch lock.
             LeaseUnavailable: Redis did not answer; nothing of the request was started.
         """
+        if request.worker_id not in (None, self._worker_id):
+            raise OtherWorker(f"this is {self._worker_id}, not {request.worker_id}")
         self._terms.admit(request.term)
         answers: dict[int, RunAnswerFields] = {}
         pending: list[tuple[int, Run]] = []

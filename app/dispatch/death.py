@@ -31,7 +31,7 @@ from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import BEAT, OWED, WAKE
 from app.plumbing.json_text import Unencodable
 from app.plumbing.redis import REDIS_ERRORS
-from oncue.protocol import LEASE_SECONDS, Outcome, WorkerState, run_key
+from oncue.protocol import LEASE_SECONDS, Outcome, WorkerState, run_key, stopping_key
 
 log = structlog.get_logger(__name__)
 
@@ -196,6 +196,8 @@ class Deaths:
         A lease of whatever boot counts as held: it says that somebody runs this attempt.
         """
         key = run_key(self._prefix, run.job_id, run.trigger_ts)
+        if isinstance(run, StoppingRun):
+            key = stopping_key(key)
         try:
             value = await self._redis.get(key)
         except REDIS_ERRORS:

@@ -117,7 +117,7 @@ class DispatchLoop:
         runs = await self._database.read(
             lambda connection: read_for_sending(connection, unanswered)
         )
-        self._sender.send(runs)
+        self._sender.send(runs, again=True)
         log.info("term_begins", term=term, running=len(running), sent_again=len(runs))
 
     async def _refresh(self) -> None:

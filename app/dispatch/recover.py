@@ -117,7 +117,7 @@ class Recovery:
         if runs:
             self._metrics.recovered.labels("sent_again").inc(len(runs))
             log.info("sent_again", runs=len(runs))
-            self._sender.send(runs)
+            self._sender.send(runs, again=True)
 
     def _missed_two_beats(self, task: RunningTask, node: Node) -> bool:
         if task.claimed_at >= node.last_heartbeat:

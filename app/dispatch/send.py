@@ -100,7 +100,7 @@ class Sender:
         """Tell whether a run is on the way, or was accepted and is not noted yet."""
         return execution_id in self._unanswered or execution_id in self._accepted
 
-    def send(self, runs: Sequence[Claimed]) -> None:
+    def send(self, runs: Sequence[Claimed], *, again: bool = False) -> None:
         """Send runs to their workers in the background."""
         by_worker: dict[str, list[Claimed]] = defaultdict(list)
         for run in runs:
@@ -110,18 +110,19 @@ class Sender:
         self._metrics.in_flight.set(len(self._unanswered))
         for worker_id, own in by_worker.items():
             for batch in _batches(own):
-                self._tasks.start(self._send_batch(worker_id, batch), name=f"send {worker_id}")
+                self._tasks.start(
+                    self._send_batch(worker_id, batch, again), name=f"send {worker_id}"
+                )
 
-    async def _send_batch(self, worker_id: str, runs: list[Claimed]) -> None:
+    async def _send_batch(self, worker_id: str, runs: list[Claimed], ambiguous: bool) -> None:
         pause = FIRST_PAUSE_SECONDS
-        ambiguous = False
         try:
             while (term := self._lock.term) is not None:
                 worker = self._roster.get(worker_id)
                 if worker is None:
                     # Dead or gone: recovery decides, it has the proof.
                     return
-                reply = await self._post(worker.node.url + RUN_PATH, term, runs)
+                reply = await self._post(worker.node.url + RUN_PATH, worker_id, term, runs)
                 response = _parsed(reply, worker_id)
                 if response is not None:
                     self._roster.trust(worker_id)
@@ -152,10 +153,13 @@ class Sender:
                 self._roster.answered(worker_id, run.execution_id)
             self._metrics.in_flight.set(len(self._unanswered))
 
-    async def _post(self, url: str, term: int, runs: Sequence[Claimed]) -> Reply | None:
+    async def _post(
+        self, url: str, worker_id: str, term: int, runs: Sequence[Claimed]
+    ) -> Reply | None:
         body = orjson.dumps(
             {
                 "protocol": PROTOCOL_VERSION,
+                "workerId": worker_id,
                 "term": term,
                 "runs": [self._run_document(run) for run in runs],
             }
@@ -342,7 +346,7 @@ def _parsed(reply: Reply | None, worker_id: str) -> RunResponse | None:
 
 def _refused_whole(reply: Reply) -> bool:
     """A 4xx says that nothing of the request was taken; 408, 425 and 429 ask to send it again."""
-    return 400 <= reply.status < 500 and reply.status not in (404, 408, 425, 429)
+    return 400 <= reply.status < 500 and reply.status not in (404, 408, 421, 425, 429)
 
 
 def _stored_outcome(answer: RunAnswer, worker_id: str) -> Ending | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from redis import Redis
 
-from oncue.protocol import OutcomeStatus, run_key, run_mark
+from oncue.protocol import OutcomeStatus, run_key, run_mark, stopping_key
+from tests.integration.worker import handlers_under_test
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
@@ -66,3 +68,22 @@ async def test_leases_are_renewed_while_the_event_loop_is_stuck(
         await asyncio.get_running_loop().run_in_executor(None, shorten)  # the burn begins now
         assert redis.pttl(key) > 10_000
     redis.close()
+
+
+async def test_a_thread_that_goes_on_after_its_end_keeps_a_lease_of_its_own(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    handlers_under_test.GATES["lingers"] = threading.Event()
+    run = make_run("w_thread", {"gate": "lingers"}, timeout_ms=50)
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(run))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+        assert outcome.stopping
+        with Redis.from_url(valkey.socket_url, decode_responses=True) as redis:
+            mark = run_mark(parts.identity.boot_id, run.execution_id)
+            # The run key tells how it ended, the other that it is not over.
+            assert await until_async(lambda: redis.get(stopping_key(key))) == mark
+            assert str(redis.get(key)).removeprefix(mark)
+        handlers_under_test.GATES["lingers"].set()
+        await until_async(lambda: run.execution_id in dispatcher.stopped())
