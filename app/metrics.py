@@ -41,7 +41,7 @@ class Metrics:
         )
         self.due = Gauge(
             "oncue_tasks_due",
-            "Waiting tasks whose time has come, up to 10,000 a queue and priority",
+            "Waiting tasks whose time has come, among the first 10,000 waiting",
             registry=r,
         )
         self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)

@@ -91,6 +91,9 @@ class Intake:
         if request.worker_id not in (None, self._worker_id):
             raise OtherWorker(f"this is {self._worker_id}, not {request.worker_id}")
         self._terms.admit(request.term)
+        if not request.runs and not await self._leases.is_reachable():
+            # A dispatcher asks whether work could be sent: not without leases.
+            raise LeaseUnavailable("Redis does not answer")
         answers: dict[int, RunAnswerFields] = {}
         pending: list[tuple[int, Run]] = []
         for index, run in enumerate(request.runs):

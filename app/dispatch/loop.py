@@ -124,9 +124,15 @@ class DispatchLoop:
         self._fleet_changed = False
         if self._reload_queues or not self._queues.complete:
             self._reload_queues = False
-            self._queues.load(await self._database.read(read_queues))
+            after_id = self._queues.read_after(time.monotonic())
+            self._queues.load(
+                await self._database.read(
+                    lambda connection: read_queues(connection, after_id=after_id)
+                )
+            )
         self._roster.refresh(await self._database.read(read_nodes))
-        self._prober.clear_suspects()
+        if (term := self._lock.term) is not None:
+            self._prober.clear_suspects(term)
 
     async def _round(self, term: int) -> None:
         now = self._clock.now_ms()

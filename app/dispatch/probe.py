@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from http import HTTPStatus
 from typing import Final
+
+import structlog
 
 from app.fleet.roster import Roster
 from app.ground import Ground
@@ -12,6 +15,9 @@ from app.lifecycle.nodes import Node
 from app.plumbing.bus import LOAD
 from app.plumbing.http import NoAnswer
 from app.plumbing.loops import Tasks
+from oncue.protocol import RUN_PATH, RunRequest
+
+log = structlog.get_logger(__name__)
 
 PROBE_SECONDS: Final = 3.0
 AGAIN_SECONDS: Final = 1.0
@@ -53,8 +59,12 @@ class Prober:
             return Probe.ALIVE
         return Probe.FAILED
 
-    def clear_suspects(self) -> None:
-        """Ask in the background those that beat but have not answered, once a second each."""
+    def clear_suspects(self, term: int) -> None:
+        """Ask in the background those that beat but have not answered, once a second each.
+
+        They are asked the way work is sent, by a `/run` without runs: an address that answers
+        `/healthz` may still refuse this dispatcher's token, or be unable to take a lease.
+        """
         now = time.monotonic()
         suspects = self._roster.suspects()
         self._asked_at = {
@@ -65,9 +75,20 @@ class Prober:
         for node in suspects:
             if now - self._asked_at.get(node.worker_id, float("-inf")) >= AGAIN_SECONDS:
                 self._asked_at[node.worker_id] = now
-                self._tasks.start(self._clear(node), name=f"probe {node.worker_id}")
+                self._tasks.start(self._clear(node, term), name=f"probe {node.worker_id}")
 
-    async def _clear(self, node: Node) -> None:
-        if await self.probe(node) is Probe.ALIVE:
+    async def _clear(self, node: Node, term: int) -> None:
+        request = RunRequest(worker_id=node.worker_id, term=term, runs=[])
+        try:
+            reply = await self._client.post(
+                node.url + RUN_PATH,
+                request.model_dump_json(by_alias=True).encode(),
+                seconds=PROBE_SECONDS,
+            )
+        except NoAnswer as error:
+            log.debug("suspect_silent", worker_id=node.worker_id, error=str(error))
+            return
+        own = isinstance(reply.body, dict) and reply.body.get("workerId") == node.worker_id
+        if reply.status == HTTPStatus.OK and own:
             self._roster.trust(node.worker_id)
             self._bus.publish(LOAD, [node.worker_id, node.load_seq, node.active], here_only=True)

@@ -11,6 +11,8 @@ from app.lifecycle.moves.claim import Candidate, Found, Probe
 from app.lifecycle.reads import QueueRow
 
 PRIORITIES: Final = range(9, -1, -1)
+WHOLE_SECONDS: Final = 60.0
+OUT_OF_ORDER_IDS: Final = 200
 
 
 @dataclass(slots=True)
@@ -86,12 +88,26 @@ class QueueBook:
     def __init__(self) -> None:
         self._states: dict[int, QueueState] = {}
         self._by_handler: dict[str, list[QueueState]] = {}
+        self._newest_id = 0
+        self._whole_until = float("-inf")
         self.complete = False
         """False when a queue was named that is not known: the rows must be read again."""
 
+    def read_after(self, now_seconds: float) -> int:
+        """Return the id after which rows are to be read: mostly just the newest.
+
+        Ids may become visible out of order, so the last few are read again, and all of them once
+        a minute.
+        """
+        if now_seconds >= self._whole_until:
+            self._whole_until = now_seconds + WHOLE_SECONDS
+            return 0
+        return self._newest_id - OUT_OF_ORDER_IDS
+
     def load(self, rows: Sequence[QueueRow]) -> None:
-        """Take over the rows of all queues."""
+        """Take over rows of queues."""
         for row in rows:
+            self._newest_id = max(self._newest_id, row.queue_id)
             if row.queue_id not in self._states:
                 state = self._states[row.queue_id] = QueueState(row)
                 self._by_handler.setdefault(row.job_handler, []).append(state)

@@ -19,7 +19,6 @@ JOB_COLUMNS: Final = (
     "callback_url, params, params_in_payload, error_code, error_message, version, revision, "
     "created_at, updated_at, finished_at"
 )
-QUEUES_COUNTED_AT_ONCE: Final = 20
 EXECUTION_COLUMNS: Final = (
     "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "
     "accepted_at, started_at, finished_at, error_code, error_message, reason, result, "
@@ -157,10 +156,11 @@ class QueueRow:
     requirement: str
 
 
-async def read_queues(connection: AsyncConnection) -> list[QueueRow]:
-    """Return all queues (a row for each handler, requirement and tenant that was ever used)."""
+async def read_queues(connection: AsyncConnection, *, after_id: int) -> list[QueueRow]:
+    """Return the queues with a higher id: a row for each handler, requirement and tenant."""
     rows = await connection.execute(
-        text("SELECT id, tenant_id, job_handler, requirement FROM queue")
+        text("SELECT id, tenant_id, job_handler, requirement FROM queue WHERE id > :after"),
+        {"after": after_id},
     )
     return [QueueRow(*row) for row in rows]
 
@@ -202,28 +202,16 @@ class TaskCounts:
 
 
 async def count_tasks(connection: AsyncConnection, database: Database, *, limit: int) -> TaskCounts:
-    """Count tasks by the claim index: due ones range by range, so that future ones cost nothing."""
-    due = 0
-    queues = await read_queues(connection)
-    for start in range(0, len(queues), QUEUES_COUNTED_AT_ONCE):
-        arms = [
-            _count(
-                f"status = {int(JobStatus.WAITING)} AND queue_id = {int(queue.queue_id)} "
-                f"AND priority = {priority} AND next_trigger_time <= {database.now_ms}",
-                limit,
-            )
-            for queue in queues[start : start + QUEUES_COUNTED_AT_ONCE]
-            for priority in range(10)
-        ]
-        rows = await connection.exec_driver_sql(" UNION ALL ".join(arms))
-        due += sum(int(count) for (count,) in rows)
-    waiting = await connection.exec_driver_sql(_count(f"status = {int(JobStatus.WAITING)}", limit))
-    running = await connection.exec_driver_sql(_count(f"status = {int(JobStatus.RUNNING)}", limit))
-    return TaskCounts(waiting=int(waiting.scalar_one()), due=due, running=int(running.scalar_one()))
-
-
-def _count(condition: str, limit: int) -> str:
-    return (
-        f"SELECT COUNT(*) FROM (SELECT 1 FROM job_info WHERE {condition} "
-        f"LIMIT {int(limit)}) AS counted"
-    )
+    """Count tasks by the claim index, looking at no more than `limit` rows of each status."""
+    counts = []
+    for condition, due in (
+        (f"status = {int(JobStatus.WAITING)}", "1 = 1"),
+        (f"status = {int(JobStatus.WAITING)}", f"next_trigger_time <= {database.now_ms}"),
+        (f"status = {int(JobStatus.RUNNING)}", "1 = 1"),
+    ):
+        rows = await connection.exec_driver_sql(
+            "SELECT COUNT(*) FROM (SELECT next_trigger_time FROM job_info "
+            f"WHERE {condition} LIMIT {int(limit)}) AS looked_at WHERE {due}"
+        )
+        counts.append(int(rows.scalar_one()))
+    return TaskCounts(*counts)

@@ -289,6 +289,8 @@ async def test_without_redis_nothing_starts_and_the_repeat_does(
         valkey.kill()
         with pytest.raises(LeaseUnavailable):
             await take(parts, run)
+        with pytest.raises(LeaseUnavailable):
+            await take(parts)  # which is how a dispatcher asks whether work could be sent
         assert not parts.held.live
         valkey.start()
         [answer] = await take(parts, run)
