@@ -1,0 +1,82 @@
+"""What only the holder of the current term may do, and errors that must not end a run."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.dispatch.queues import QueueBook
+from app.lifecycle.moves.assign import Reassignment, reassign
+from app.lifecycle.moves.ending import Settled
+from app.lifecycle.reads import QueueRow, ensure_queue, read_queues
+from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.token import new_token
+from app.plumbing.database import DatabaseUnavailable
+from tests.integration.app.rig import ending, new_term, opened, running_job, settled, value_of
+from tests.support.engines import Engine
+
+READ_ONLY = 1290
+TOO_LONG = 1406
+
+
+async def test_an_old_holder_gives_nothing_back_and_reassigns_nothing(
+    migrated_engine: Engine,
+) -> None:
+    async with opened(migrated_engine) as database:
+        run = await running_job(database)
+        old = int(await value_of(database, "SELECT term FROM dispatch_term"))
+        await new_term(database)
+        (given_back,) = await settled(database, ending(run, ExecutionStatus.RETURNED, in_term=old))
+        assert given_back.kind is Settled.STALE
+        move = Reassignment(run.job_id, run.execution_id, "other#boot", "another", "refused")
+        moved = await database.write(
+            lambda connection: reassign(connection, database, [move], token=new_token(), term=old)
+        )
+        assert moved == []
+        current = await value_of(
+            database, "SELECT execution_id FROM job_info WHERE id = :id", id=run.job_id
+        )
+        assert current == run.execution_id
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "raised"),
+    [(OperationalError, READ_ONLY, DatabaseUnavailable), (DataError, TOO_LONG, DataError)],
+)
+async def test_only_an_error_about_the_values_is_taken_for_one(
+    migrated_engine: Engine, kind: type[DBAPIError], code: int, raised: type[Exception]
+) -> None:
+    async def refuse(_connection: AsyncConnection) -> NoReturn:
+        raise kind("UPDATE ...", {}, Exception(code, "refused"))
+
+    async with opened(migrated_engine) as database:
+        with pytest.raises(raised):
+            await database.write(refuse)
+
+
+async def test_a_queue_whose_wake_up_was_lost_is_found_though_its_id_came_late(
+    migrated_engine: Engine,
+) -> None:
+    async with opened(migrated_engine) as database:
+        ids = []
+        for handler in ("first", "second"):
+
+            async def create(connection: AsyncConnection, name: str = handler) -> int:
+                return await ensure_queue(
+                    connection, database, tenant_id=0, job_handler=name, requirement=""
+                )
+
+            ids.append(await database.write(create))
+        book = QueueBook()
+        assert book.read_after(now_seconds=0) == 0
+        # The later id was visible first.
+        book.load([QueueRow(ids[1], 0, "second", "")])
+        after_id = book.read_after(now_seconds=1)
+        book.load(
+            await database.read(lambda connection: read_queues(connection, after_id=after_id))
+        )
+        assert book.get(ids[0]).row.job_handler == "first"
+        assert book.read_after(now_seconds=61) == 0
