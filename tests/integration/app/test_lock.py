@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NoReturn
 
 import pytest
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground, lay_ground
+from app.plumbing.database import DatabaseUnavailable
 from tests.integration.app.rig import change, claimed, insert, settings_of, value_of
 from tests.support.engines import Engine
 from tests.support.wait import until_async
@@ -150,3 +152,19 @@ async def test_a_process_whose_clock_is_off_does_not_become_the_holder(
         await until_async(lambda: one.lock.term is None)
         one.ground.clock.skew_ms = 0
         assert await one.won() == 2
+
+
+async def test_a_holder_without_its_database_lets_another_take_over(
+    migrated_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_work: object) -> NoReturn:
+        raise DatabaseUnavailable("away")
+
+    async with competing(migrated_engine, 2) as holders:
+        await until_async(lambda: holding(holders), what="a holder")
+        (cut_off,) = holding(holders)
+        (other,) = [one for one in holders if one is not cut_off]
+        monkeypatch.setattr(cut_off.ground.database, "read", away)
+        monkeypatch.setattr(cut_off.ground.database, "write", away)
+        await other.won(timeout=20)
+        assert cut_off.lock.term is None
