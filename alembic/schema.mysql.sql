@@ -211,3 +211,17 @@ INSERT INTO schema_revision (id, revision, oldest_code) VALUES (1, 1, 1);
 
 INSERT INTO alembic_version (version_num) VALUES ('0001');
 
+-- Running upgrade 0001 -> 0005
+
+ALTER TABLE job_info ADD COLUMN expires_at BIGINT COMMENT 'fails unless an attempt has begun by then';
+
+CREATE TABLE job_expiry (
+    look_at BIGINT NOT NULL, 
+    job_id BIGINT NOT NULL, 
+    CONSTRAINT pk_job_expiry PRIMARY KEY (look_at, job_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 2 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0001';
+

@@ -29,6 +29,11 @@ CREATE TABLE dispatch_term (
 	since BIGINT NOT NULL, 
 	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
 );
+CREATE TABLE job_expiry (
+	look_at BIGINT NOT NULL, 
+	job_id BIGINT NOT NULL, 
+	CONSTRAINT pk_job_expiry PRIMARY KEY (look_at, job_id)
+);
 CREATE TABLE job_info (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	tenant_id INTEGER DEFAULT '0' NOT NULL, 
@@ -84,7 +89,7 @@ CREATE TABLE job_info (
 	revision INTEGER DEFAULT '0' NOT NULL, 
 	created_at BIGINT NOT NULL, 
 	updated_at BIGINT NOT NULL, 
-	finished_at BIGINT, 
+	finished_at BIGINT, expires_at BIGINT, 
 	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
 	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 

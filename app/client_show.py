@@ -53,6 +53,7 @@ def show_job(job: Job) -> None:
         ("attempts", f"{job.attempt} of {job.max_retry + 1}"),
         ("created", when(job.created_at) or None),
         ("next run", when(job.next_trigger_time) or None),
+        ("expires", (when(job.expires_at) or None) if job.finished_at is None else None),
         ("finished", when(job.finished_at) or None),
         ("params", None if job.params is None else json_line(job.params)),
         ("progress", None if job.progress is None else json_line(job.progress)),

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.access.keys import ApiKeys, InternalTokens
 from app.callbacks.handover import Handover
 from app.dispatch.death import Deaths
+from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
 from app.dispatch.loop import DispatchLoop
 from app.dispatch.probe import Prober
@@ -75,6 +76,7 @@ class Parts:
     loop: DispatchLoop
     recovery: Recovery
     stopper: Stopper
+    expiry: Expiry
     handover: Handover
     retention: Retention
     clock_loop: Loop
@@ -106,6 +108,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
+        expiry=Expiry(ground, lock),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
@@ -129,6 +132,7 @@ async def start_parts(parts: Parts) -> None:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
+        parts.expiry.start()
         parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
@@ -146,6 +150,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.lock.stop()
         await parts.recovery.stop()
         await parts.stopper.stop()
+        await parts.expiry.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sender.stop()

@@ -77,6 +77,7 @@ class Job(Result):
     max_retry: int = 0
     priority: int = 5
     next_trigger_time: Moment | None = None
+    expires_at: Moment | None = None
     result: Any = None
     error: JobError | None = None
     progress: Any = None

@@ -28,6 +28,7 @@ class JobOptions(TypedDict, total=False):
     retry_interval: Seconds | None
     retry_backoff: Literal["fixed", "exponential"] | None
     callback_url: str | None
+    expires_at: datetime | None
     labels: Mapping[str, str] | None
 
 
@@ -38,11 +39,12 @@ class NewJob:
     `request_id` is the idempotency key: it is drawn here when none is given, so one NewJob is one
     job however often it is submitted. `name` is for people, the handler's name by default. It
     runs at once, at `run_at` (with a time zone), or after `delay`. `timeout` is that of each
-    attempt. Durations are in seconds or a timedelta.
+    attempt. If no attempt has begun at `expires_at` (with a time zone), the job fails. Durations
+    are in seconds or a timedelta.
 
     Raises:
-        ValueError: `run_at` has no time zone, `run_at` and `delay` are both given, or the
-            request_id is empty.
+        ValueError: `run_at` or `expires_at` has no time zone, `run_at` and `delay` are both
+            given, or the request_id is empty.
     """
 
     handler: str = field(kw_only=False)
@@ -57,6 +59,7 @@ class NewJob:
     retry_interval: Seconds | None = None
     retry_backoff: Literal["fixed", "exponential"] | None = None
     callback_url: str | None = None
+    expires_at: datetime | None = None
     labels: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +69,8 @@ class NewJob:
             raise ValueError("give run_at or delay, not both")
         if self.run_at is not None and self.run_at.utcoffset() is None:
             raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
+        if self.expires_at is not None and self.expires_at.utcoffset() is None:
+            raise ValueError("expires_at needs a time zone, as datetime.now(UTC) has")
 
     def body(self) -> bytes:
         """Return the JSON that is submitted; the same in every try.
@@ -86,6 +91,7 @@ class NewJob:
             "retryIntervalSeconds": _seconds(self.retry_interval),
             "retryBackoff": self.retry_backoff,
             "callbackUrl": self.callback_url,
+            "expiresAt": None if self.expires_at is None else rfc3339(self.expires_at),
             "labels": None if self.labels is None else dict(self.labels),
         }
         given = {name: value for name, value in fields.items() if value is not None}

@@ -183,6 +183,8 @@ def _new_values(sent: dict[str, Any]) -> NewValues:
     columns: dict[str, Any] = {name: getattr(request, name) for name in _COLUMNS if name in fields}
     if "retry_interval_seconds" in fields:
         columns["retry_interval_ms"] = round(request.retry_interval_seconds * 1000)
+    if "expires_at" in fields:
+        columns["expires_at"] = None if request.expires_at is None else epoch_ms(request.expires_at)
     return NewValues(
         columns=columns,
         due_ms=epoch_ms(request.run_at) if "run_at" in fields else None,

@@ -105,6 +105,9 @@ class SubmitJob(_Wire):
     callback_url: CallbackUrl | None = Field(
         None, description="http or https; gets a signed POST when the job ends."
     )
+    expires_at: Moment | None = Field(
+        None, description="FAILED with the code `expired` unless an attempt has begun by then."
+    )
     priority: int = Field(5, ge=0, le=9, strict=True, description="9 first.")
     timeout_ms: int | None = Field(None, ge=1, le=604_800_000, strict=True)
     max_retry: int = Field(3, ge=0, le=1000, strict=True)
@@ -123,6 +126,8 @@ class SubmitJob(_Wire):
     def _one_moment(self) -> Self:
         if self.run_at is not None and self.delay_ms is not None:
             raise ValueError("send runAt or delayMs, not both")
+        if self.run_at and self.expires_at and self.expires_at <= self.run_at:
+            raise ValueError("expiresAt must be later than runAt")
         return self
 
 
@@ -140,6 +145,7 @@ class ChangeJob(_Wire):
     callback_url: CallbackUrl | None = Field(
         default_factory=_not_sent, description="null: no callback."
     )
+    expires_at: Moment | None = Field(default_factory=_not_sent, description="null: never expires.")
     priority: int = Field(
         default_factory=_not_sent, ge=0, le=9, strict=True, description="9 first."
     )
@@ -203,6 +209,7 @@ class Job(_Wire):
     max_retry: int
     priority: int
     next_trigger_time: Timestamp | None
+    expires_at: Timestamp | None = Field(description="When it fails unless an attempt has begun.")
     result: Any
     error: JobError | None
     progress: Any

@@ -137,6 +137,7 @@ class Submitter:
             delay_ms=request.delay_ms or 0,
             timeout_ms=request.timeout_ms,
             callback_url=request.callback_url,
+            expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
             params=params,
             labels=request.labels,
         )

@@ -33,6 +33,7 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         "maxRetry": job["max_retry"],
         "priority": job["priority"],
         "nextTriggerTime": _time(job["next_trigger_time"]) if waits else None,
+        "expiresAt": _time(job["expires_at"]),
         "result": result,
         "error": _error(job["error_code"], job["error_message"]),
         "progress": None,

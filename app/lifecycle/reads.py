@@ -17,7 +17,7 @@ JOB_COLUMNS: Final = (
     "job_handler, queue_id, status, priority, next_trigger_time, trigger_ts, owner_worker_id, "
     "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
     "callback_url, params, params_in_payload, error_code, error_message, version, revision, "
-    "created_at, updated_at, finished_at"
+    "created_at, updated_at, finished_at, expires_at"
 )
 EXECUTION_COLUMNS: Final = (
     "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "

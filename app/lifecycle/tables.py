@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 1
+SCHEMA_REVISION: Final = 2
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -113,6 +113,7 @@ job_info = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
+    Column("expires_at", BigInteger, comment="fails unless an attempt has begun by then"),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
@@ -243,6 +244,15 @@ stopping_execution = Table(
     Column("worker_id", String(128), nullable=False),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
+
+job_expiry = Table(
+    "job_expiry",
+    metadata,
+    Column("look_at", BigInteger, primary_key=True, autoincrement=False),
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""When to look whether a job has expired: only jobs that can expire have a row."""
 
 schedule_skip = Table(
     "schedule_skip",
