@@ -22,7 +22,7 @@ def test_no_clock_change_is_overlooked() -> None:
     names = sorted(available_timezones() - {"localtime", "Factory"}) if EVERY_ZONE else ZONES
     for name in names:
         clock = ZoneClock(ZoneInfo(name))
-        for instant in range(0, 80 * 365 * DAY, 3 * 3600 if EVERY_ZONE else DAY // 2):
+        for instant in range(0, 80 * 365 * DAY, DAY // 2):
             stretch = clock.stretch(instant)
             assert stretch.offset == clock.offset_at(instant), (name, instant)
 
