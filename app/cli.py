@@ -14,6 +14,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 
 from app.client_commands import commands
+from app.cron_commands import commands as cron_commands
 from app.settings import Settings, is_loopback
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(commands)
+app.add_typer(cron_commands)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", envvar="ONCUE_HOST")]
 Port = Annotated[

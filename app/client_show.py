@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from app.schedules.preview import Fire
     from oncue.results import Execution, Job, OfferedHandler, Result, Worker
 
 WIDE: Final = 100_000
@@ -117,6 +118,14 @@ def show_handlers(handlers: Iterable[OfferedHandler]) -> None:
     """Print a table of handlers."""
     rows = [(one.name, str(one.workers), one.isolation, one.description) for one in handlers]
     _print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
+
+
+def show_fires(fires: Iterable[Fire]) -> None:
+    """Print a table of the moments at which an expression fires."""
+    rows = [
+        (fire.local, when(fire.utc), (fire.clock_change or "").replace("_", " ")) for fire in fires
+    ]
+    _print_table(out(), ("FIRES", "UTC", "CLOCK CHANGE"), rows)
 
 
 def out() -> Console:

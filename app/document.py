@@ -60,6 +60,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         tags=[
             {"name": "jobs", "description": "Submit jobs and look at them."},
+            {"name": "schedules", "description": "When schedules fire."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
             {"name": "operations", "description": "Health and metrics."},
             {"name": "internal", "description": "For workers, with the internal token."},

@@ -49,6 +49,7 @@ from app.lifecycle.schema import check_schema
 from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.schedules.routes import schedule_routes
 from app.settings import Settings
 from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 
@@ -195,6 +196,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
+    app.include_router(schedule_routes(keys=keys))
     app.include_router(
         fleet_routes(
             tokens=tokens,

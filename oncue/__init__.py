@@ -25,7 +25,17 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
-    from oncue.results import Execution, Job, JobError, JobWarning, OfferedHandler, Worker
+    from oncue.results import (
+        ClockChange,
+        CronFire,
+        CronPreview,
+        Execution,
+        Job,
+        JobError,
+        JobWarning,
+        OfferedHandler,
+        Worker,
+    )
     from oncue.retries import Retries
     from oncue.submission import NewJob
 
@@ -42,6 +52,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "ClockChange": "results",
+    "CronFire": "results",
+    "CronPreview": "results",
     "Execution": "results",
     "Job": "results",
     "JobError": "results",
@@ -55,8 +68,11 @@ __all__ = [
     "ApiError",
     "AsyncClient",
     "Client",
+    "ClockChange",
     "Conflict",
     "Context",
+    "CronFire",
+    "CronPreview",
     "Execution",
     "Fail",
     "HandlerNameTaken",

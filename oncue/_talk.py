@@ -20,9 +20,9 @@ import httpx
 from pydantic import ValidationError
 
 from oncue.errors import ApiError, Invalid, JobFailed, Unavailable, WaitTimeout, api_error
-from oncue.results import Execution, Item, Job, OfferedHandler, Page, Result, Worker
+from oncue.results import CronPreview, Execution, Item, Job, OfferedHandler, Page, Result, Worker
 from oncue.retries import Retries
-from oncue.submission import JobFilter, NewJob, query_of
+from oncue.submission import CronOptions, JobFilter, NewJob, cron_query_of, query_of
 
 TRANSIENT: Final = frozenset({429, 502, 503, 504})
 SURELY_NOT_DONE: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -182,6 +182,11 @@ class Talks:
     def handlers(self, limit: int) -> Pages[OfferedHandler]:
         """The pages of the handlers, by name."""
         return self._pages(Page[OfferedHandler], "/openapi/handlers", limit)
+
+    def cron_preview(self, expr: str, options: CronOptions) -> Talk[CronPreview]:
+        """Look at a cron expression."""
+        request = Send("GET", "/openapi/cron/preview", query=cron_query_of(expr, options))
+        return _read(CronPreview, (yield from self._exchange(request)))
 
     def change(self, job_id: int, verb: str) -> Talk[Job]:
         """Cancel, pause, resume or retry a job.

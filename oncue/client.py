@@ -22,9 +22,9 @@ import httpx
 
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
-from oncue.results import Execution, Item, Job, OfferedHandler, Worker
+from oncue.results import CronPreview, Execution, Item, Job, OfferedHandler, Worker
 from oncue.retries import Retries
-from oncue.submission import JobFilter, JobOptions, NewJob
+from oncue.submission import CronOptions, JobFilter, JobOptions, NewJob
 from oncue.version import __version__
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -131,6 +131,16 @@ class Client:
     def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
         return self._run(self._talks.change(_id(job), "retry"))
+
+    def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
+        """Return when a cron expression fires next, and what it means.
+
+        Options: `dialect`, `timezone`, `after`, `count`, `dst_gap` and `dst_fold`.
+
+        Raises:
+            Invalid: the expression is refused; its `problem` names the field at fault.
+        """
+        return self._run(self._talks.cron_preview(expr, options))
 
     def handlers(self, *, page_size: int = PAGE_SIZE) -> Iterator[OfferedHandler]:
         """Iterate over the handlers that live workers offer, by name."""
@@ -250,6 +260,10 @@ class AsyncClient:
     async def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
         return await self._run(self._talks.change(_id(job), "retry"))
+
+    async def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
+        """Return when a cron expression fires next: see `Client.cron_preview`."""
+        return await self._run(self._talks.cron_preview(expr, options))
 
     def handlers(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[OfferedHandler]:
         """Iterate over the handlers that live workers offer, by name."""

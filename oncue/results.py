@@ -129,6 +129,49 @@ class OfferedHandler(Result):
     workers: int = 0
 
 
+class CronFire(Result):
+    """A moment at which a cron expression fires.
+
+    `local` is what the zone's clock shows, with its offset. `clock_change` is `shifted` when the
+    clock skips the fire's own time, `first_pass` or `second_pass` when it shows the time twice.
+    """
+
+    local: str
+    utc: Moment
+    clock_change: str | None = None
+
+
+class ClockChange(Result):
+    """A change of a zone's clock: what it would show then, unchanged, and what it does show.
+
+    `kind` is `gap` (times are skipped) or `fold` (times are repeated).
+    """
+
+    utc: Moment
+    before: str
+    after: str
+    kind: str
+
+
+class CronPreview(Result):
+    """When a cron expression fires next (`items`), and what it means (`description`).
+
+    `dialect` is the one it was read in. With `follows_real_time` its minute or hour is a wildcard,
+    and clock changes neither skip nor repeat a fire.
+    """
+
+    expr: str
+    dialect: str
+    timezone: str
+    description: str
+    follows_real_time: bool = False
+    dst_gap: str = "shift"
+    dst_fold: str = "first"
+    after: Moment
+    items: tuple[CronFire, ...]
+    next_clock_change: ClockChange | None = None
+
+
 class Page(Result, Generic[Item]):
     """One page of a list; the next is at `next_cursor`, if there is one."""
 

@@ -110,6 +110,17 @@ class JobFilter(TypedDict, total=False):
     created_to: datetime | None
 
 
+class CronOptions(TypedDict, total=False):
+    """How `cron_preview` reads an expression, and from when on it looks."""
+
+    dialect: Literal["unix", "quartz"] | None
+    timezone: str | None
+    after: datetime | None
+    count: int | None
+    dst_gap: Literal["shift", "skip"] | None
+    dst_fold: Literal["first", "both", "second"] | None
+
+
 _QUERY_NAMES: Final = {
     "status": "status",
     "handler": "handler",
@@ -119,6 +130,32 @@ _QUERY_NAMES: Final = {
     "created_from": "createdFrom",
     "created_to": "createdTo",
 }
+
+
+_CRON_NAMES: Final = {
+    "dialect": "dialect",
+    "timezone": "timezone",
+    "after": "after",
+    "count": "count",
+    "dst_gap": "dstGap",
+    "dst_fold": "dstFold",
+}
+
+
+def cron_query_of(expr: str, options: CronOptions) -> dict[str, str]:
+    """Return the query of a preview.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: `after` has no time zone.
+    """
+    query = {"expr": expr}
+    for name, value in options.items():
+        if name not in _CRON_NAMES:
+            raise TypeError(f"cron_preview() has no option {name!r}")
+        if value is not None:
+            query[_CRON_NAMES[name]] = _text(name, value)
+    return query
 
 
 def query_of(narrowed: JobFilter) -> dict[str, str]:
@@ -132,18 +169,17 @@ def query_of(narrowed: JobFilter) -> dict[str, str]:
     for name, value in narrowed.items():
         if name not in _QUERY_NAMES:
             raise TypeError(f"list() has no filter {name!r}")
-        if value is None:
-            continue
-        if isinstance(value, datetime):
-            if value.utcoffset() is None:
-                raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
-            text = rfc3339(value)
-        elif isinstance(value, tuple):
-            text = "=".join(value)
-        else:
-            text = str(value)
-        query[_QUERY_NAMES[name]] = text
+        if value is not None:
+            query[_QUERY_NAMES[name]] = _text(name, value)
     return query
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
+        return rfc3339(value)
+    return "=".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _seconds(duration: Seconds | None) -> float | None:

@@ -368,3 +368,44 @@ def test_every_public_name_is_there() -> None:
     assert set(dir(oncue)) == set(oncue.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = oncue.nothing
+
+
+PREVIEW = {
+    "expr": "@daily",
+    "dialect": "unix",
+    "timezone": "UTC",
+    "description": "At 00:00, every day.",
+    "after": "2026-01-01T00:00:00.000Z",
+    "items": [{"local": "2026-01-02T00:00:00+00:00", "utc": "2026-01-02T00:00:00.000Z"}],
+    "nextClockChange": None,
+}
+
+
+def test_a_cron_preview_sends_only_what_was_given() -> None:
+    server = Server(httpx.Response(200, json=PREVIEW))
+    with server.client() as client:
+        seen = client.cron_preview("@daily")
+        client.cron_preview(
+            "0 0 0 * * ?",
+            dialect="quartz",
+            after=datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))),
+            count=1,
+            dst_fold="both",
+        )
+        with pytest.raises(ValueError, match="after needs a time zone"):
+            client.cron_preview("@daily", after=datetime(2026, 1, 1))  # noqa: DTZ001 - the point
+    assert seen.items[0].utc == datetime(2026, 1, 2, tzinfo=UTC)
+    assert [(sent.method, sent.url.path, dict(sent.url.params)) for sent in server.requests] == [
+        ("GET", "/openapi/cron/preview", {"expr": "@daily"}),
+        (
+            "GET",
+            "/openapi/cron/preview",
+            {
+                "expr": "0 0 0 * * ?",
+                "dialect": "quartz",
+                "after": "2026-01-01T00:00:00.000Z",
+                "count": "1",
+                "dstFold": "both",
+            },
+        ),
+    ]
