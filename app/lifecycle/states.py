@@ -82,6 +82,7 @@ JOB_MOVES: Final[tuple[Move, ...]] = (
     Move("cancel", _TASK, _S.RUNNING, _S.CANCELLED),
     Move("pause", _TASK, _S.WAITING, _S.PAUSED),
     Move("resume", _TASK, _S.PAUSED, _S.WAITING),
+    Move("trigger", _TASK, _S.WAITING, _S.WAITING),
     Move("change", _TASK, _S.WAITING, _S.WAITING),
     Move("change", _TASK, _S.PAUSED, _S.PAUSED),
     Move("reopen", _TASK, _S.FAILED, _S.WAITING),
@@ -103,6 +104,7 @@ VERBS: Final = {
     "cancel": "cancel",
     "pause": "pause",
     "resume": "resume",
+    "trigger": "trigger",
     "retry": "reopen",
     "change": "change",
 }
