@@ -76,6 +76,11 @@ class DispatchLock:
         ground.bus.subscribe(LOCK, lambda _signal: self._free.set())
 
     @property
+    def token(self) -> str:
+        """What stands in the lock while this process holds it."""
+        return self._token
+
+    @property
     def term(self) -> int | None:
         """The term while the lock is held, else None."""
         return self._term if self._term is not None and self.is_valid else None

@@ -186,22 +186,23 @@ async def test_a_wrong_body_is_refused_and_changes_nothing(
 async def test_a_trigger_and_a_claim_at_once_run_a_job_once(migrated_engine: Engine) -> None:
     async with opened(migrated_engine) as one, opened(migrated_engine) as other:
         jobs, term = await insert(one, 20, params="1"), await new_term(one)
-        results = await asyncio.gather(
+
+        async def triggered(job_id: int) -> Any:
+            return await other.write(
+                lambda connection: trigger_job(
+                    connection,
+                    other,
+                    Asked(job_id, 0, new_token()),
+                    OtherParams("2"),
+                    revisions=None,
+                )
+            )
+
+        results: list[Any] = await asyncio.gather(
             *(
                 pair
                 for job_id in jobs
-                for pair in (
-                    claimed(one, [job_id], term=term),
-                    other.write(
-                        lambda connection, job_id=job_id: trigger_job(  # type: ignore[misc]
-                            connection,
-                            other,
-                            Asked(job_id, 0, new_token()),
-                            OtherParams("2"),
-                            revisions=None,
-                        )
-                    ),
-                )
+                for pair in (claimed(one, [job_id], term=term), triggered(job_id))
             )
         )
         for job_id, runs, answer in zip(jobs, results[::2], results[1::2], strict=True):
