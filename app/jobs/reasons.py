@@ -61,16 +61,16 @@ def _later(found: Evidence) -> Reason:
             ReasonCode.NOT_DUE, f"It is due at {rfc3339(due)}, in {span(due - now)}.", details
         )
     details |= {"attempt": job["attempt"], "maxRetry": job["max_retry"]}
-    why, since = "", None
+    why, since = ".", None
     if found.executions:
         last = found.executions[0]
         since = last["finished_at"]
         details |= {"executionId": last["execution_id"], "errorCode": last["error_code"]}
         what = last["error_message"] or last["reason"] or last["error_code"]
-        why = f": {what}" if what else ""
+        why = f": {clipped(what)}" if what else "."
     return Reason(
         ReasonCode.RETRY_WAIT,
-        f"Attempt {job['attempt']} of {job['max_retry'] + 1} failed{clipped(why)}. The next one "
+        f"Attempt {job['attempt']} of {job['max_retry'] + 1} failed{why} The next one "
         f"is due at {rfc3339(due)}, in {span(due - now)}.",
         details,
         since,
