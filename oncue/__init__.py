@@ -25,7 +25,18 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
-    from oncue.results import Execution, Job, JobError, JobWarning, OfferedHandler, Worker
+    from oncue.results import (
+        Callback,
+        Execution,
+        ExplainedAttempt,
+        Explanation,
+        Job,
+        JobError,
+        JobWarning,
+        OfferedHandler,
+        Reason,
+        Worker,
+    )
     from oncue.retries import Retries
     from oncue.submission import NewJob
 
@@ -42,11 +53,15 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "Callback": "results",
     "Execution": "results",
+    "ExplainedAttempt": "results",
+    "Explanation": "results",
     "Job": "results",
     "JobError": "results",
     "JobWarning": "results",
     "OfferedHandler": "results",
+    "Reason": "results",
     "Worker": "results",
     "NewJob": "submission",
 }
@@ -54,10 +69,13 @@ _LOADED_WHEN_ASKED_FOR = {
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "Callback",
     "Client",
     "Conflict",
     "Context",
     "Execution",
+    "ExplainedAttempt",
+    "Explanation",
     "Fail",
     "HandlerNameTaken",
     "Invalid",
@@ -69,6 +87,7 @@ __all__ = [
     "NotFound",
     "OfferedHandler",
     "OncueError",
+    "Reason",
     "Retries",
     "Retry",
     "Unauthorized",
