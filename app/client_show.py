@@ -106,7 +106,8 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
 def show_explanation(found: Explanation) -> None:
     """Print why a job is where it is, as a story for people."""
     console = out()
-    lines = [f"Job {found.job_id} is {found.status}. {found.summary}"]
+    code = f" ({found.reasons[0].code})" if found.reasons else ""
+    lines = [f"Job {found.job_id} is {found.status}. {found.summary}{code}"]
     lines += [f"  also: {reason.message} ({reason.code})" for reason in found.reasons[1:]]
     if found.attempts:
         lines += ["", "Attempts, newest first:"]
