@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from app.dispatch.lock import DispatchLock
+from app.dispatch.lock import DispatchLock, lock_key
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.plumbing.loops import Loop
@@ -163,7 +163,7 @@ async def read_standings(
             asyncio.timeout(READ_SECONDS),
             ground.redis.pipeline(transaction=False) as pipe,
         ):
-            _ = pipe.get(f"{settings.redis_prefix}:dispatch:lock:0")
+            _ = pipe.get(lock_key(settings.redis_prefix))
             _ = pipe.hgetall(processes)
             _ = pipe.get(view_key)
             if run is not None:

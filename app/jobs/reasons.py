@@ -12,7 +12,7 @@ from app.jobs.why_ended import ENDED, how_it_ended, what_became_of_its_callback
 from app.jobs.why_running import why_running, why_still_stopping
 from app.jobs.why_workers import why_not_taken
 from app.lifecycle.evidence import Evidence
-from app.lifecycle.states import JobKind, JobStatus
+from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
 from app.plumbing.times import rfc3339
 
 
@@ -62,8 +62,8 @@ def _later(found: Evidence) -> Reason:
         )
     details |= {"attempt": job["attempt"], "maxRetry": job["max_retry"]}
     why, since = ".", None
-    if found.executions:
-        last = found.executions[0]
+    counted = (row for row in found.executions if row["status"] != ExecutionStatus.RETURNED)
+    if (last := next(counted, None)) is not None:
         since = last["finished_at"]
         details |= {"executionId": last["execution_id"], "errorCode": last["error_code"]}
         what = last["error_message"] or last["reason"] or last["error_code"]

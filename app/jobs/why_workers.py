@@ -30,9 +30,9 @@ def why_not_taken(found: Evidence, told: Standings) -> list[Reason]:
     ]
     fit = [node for node in live if meets(requirement, node.labels)]
     draining = [node for node in fit if _is_draining(node, told)]
-    taking = [node for node in fit if node not in draining]
+    taking = [node for node in fit if not _is_draining(node, told)]
     suspect = [node for node in taking if is_suspect(node, told)]
-    usable = [node for node in taking if node not in suspect]
+    usable = [node for node in taking if not is_suspect(node, told)]
     if usable and any(_active(node, told) < node.capacity for node in usable):
         return []
     reasons = []
