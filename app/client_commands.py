@@ -1,4 +1,4 @@
-"""The commands of a caller, which speak to the API alone: submit, get, list, cancel and so on.
+"""The commands of a caller, which speak to the API alone: submit, get, explain, cancel and so on.
 
 How they end: 0 done (with --wait: the job SUCCEEDED), 1 the job ended otherwise, 2 bad usage,
 3 the server refused, 4 the server cannot be reached, 5 the wait timed out.
@@ -10,7 +10,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
@@ -60,6 +60,7 @@ ApiKey = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 JobId = Annotated[int, typer.Argument(help="The job's id.", min=1, show_default=False)]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended.")]
+Limit = Annotated[int, typer.Option(help="Most to show.", min=1)]
 WaitSeconds = Annotated[
     float | None, typer.Option("--timeout", help="Most seconds to --wait.", min=0)
 ]
@@ -128,7 +129,13 @@ def submit(
 
 @commands.command()
 def get(
-    job_id: JobId,
+    job_id: Annotated[
+        int | None, typer.Argument(help="The job's id.", min=1, show_default=False)
+    ] = None,
+    request_id: Annotated[
+        str | None,
+        typer.Option("--client-request-id", "--request-id", help="The idempotency key instead."),
+    ] = None,
     wait: Wait = False,
     timeout: WaitSeconds = None,
     as_json: AsJson = False,
@@ -137,8 +144,10 @@ def get(
 ) -> None:
     """Show a job and its newest attempts; with --wait, when it has ended."""
     _needs_wait(wait, timeout)
+    if (job_id is None) == (request_id is None):
+        _end(BAD_USAGE, "give the job's id or --client-request-id")
     with _talking(url, api_key) as client:
-        job = client.get(job_id)
+        job = _found(client, request_id) if job_id is None else client.get(job_id)
         if wait:
             _finish(client, job, timeout, as_json=as_json)
         else:
@@ -156,7 +165,7 @@ def list_jobs(
         str | None, typer.Option(help="Created then or later, RFC 3339.")
     ] = None,
     created_to: Annotated[str | None, typer.Option(help="Created before that, RFC 3339.")] = None,
-    limit: Annotated[int, typer.Option(help="Most jobs to show.", min=1)] = 50,
+    limit: Limit = 50,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -180,7 +189,85 @@ def list_jobs(
         if as_json:
             show.show_json_list(jobs)
         else:
-            show.show_jobs(jobs, more=len(jobs) == limit and next(found, None) is not None)
+            show.show_jobs(jobs, more=_has_more(found, jobs, limit))
+
+
+@commands.command()
+def explain(
+    job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None
+) -> None:
+    """Say why a job is not running, who ran it, and why it ended so."""
+    with _talking(url, api_key) as client:
+        found = client.explain(job_id)
+        show.show_json(found) if as_json else show.show_explanation(found)
+
+
+@commands.command()
+def executions(
+    job_id: JobId,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List the attempts to run a job, newest first."""
+    with _talking(url, api_key) as client:
+        found = client.executions(job_id, page_size=min(limit, 200))
+        shown = list(itertools.islice(found, limit))
+        if as_json:
+            show.show_json_list(shown)
+        else:
+            show.show_executions(shown, more=_has_more(found, shown, limit))
+
+
+@commands.command()
+def callbacks(
+    job_id: JobId,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List what the ends of a job owe or owed to its callback URL, newest first."""
+    with _talking(url, api_key) as client:
+        found = client.callbacks(job_id, page_size=min(limit, 200))
+        shown = list(itertools.islice(found, limit))
+        if as_json:
+            show.show_json_list(shown)
+        else:
+            show.show_callbacks(shown, more=_has_more(found, shown, limit))
+
+
+@commands.command()
+def redeliver(
+    delivery_id: Annotated[str, typer.Argument(help="As `callbacks` shows it.")],
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Deliver a callback again now, under the same webhook-id."""
+    with _talking(url, api_key) as client:
+        found = client.redeliver(delivery_id)
+        show.show_json(found) if as_json else show.show_callbacks([found], more=False)
+
+
+@commands.command()
+def trigger(
+    job_id: JobId,
+    params: Annotated[
+        str | None, typer.Option(help="Other params: JSON, @FILE, or - for standard input.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run a job now that waits for its time or for its retry."""
+    document = _params(params)
+    with _talking(url, api_key) as client:
+        if params is None:
+            _show(client.trigger(job_id), as_json=as_json)
+        else:
+            _show(client.trigger(job_id, params=document), as_json=as_json)
 
 
 @commands.command()
@@ -248,6 +335,17 @@ def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
         _end(NOT_REACHED, f"{error}{again}")
     except KeyboardInterrupt:
         _end(INTERRUPTED, "interrupted")
+
+
+def _found(client: Client, request_id: str | None) -> Job:
+    job = client.find(request_id or "")
+    if job is None:
+        _end(SERVER_REFUSED, f"no job has the clientRequestId {request_id!r} (job_not_found)")
+    return job
+
+
+def _has_more(found: Iterator[object], shown: Sequence[object], limit: int) -> bool:
+    return len(shown) == limit and next(found, None) is not None
 
 
 def _finish(client: Client, job: Job, timeout: float | None, *, as_json: bool) -> None:

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from app.schedules.preview import Fire
-    from oncue.results import Execution, Job, OfferedHandler, Result, Worker
+    from oncue.results import Callback, Execution, Explanation, Job, OfferedHandler, Result, Worker
 
 WIDE: Final = 100_000
 """Columns where no terminal is: nothing that goes into a pipe is cut."""
 COLOUR_OF: Final = {
     "SUCCEEDED": "green",
     "UP": "green",
+    "DELIVERED": "green",
+    "EXHAUSTED": "red",
+    "GONE": "red",
     "FAILED": "red",
     "TIMED_OUT": "red",
     "LOST": "red",
@@ -91,8 +94,52 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
     ]
     names = ("JOB", "STATUS", "HANDLER", "NAME", "ATTEMPTS", "CREATED", "FINISHED OR NEXT")
     _print_table(out(), names, rows)
-    if more:
-        print(f"Only the newest {len(jobs)}: --limit shows more.", file=sys.stderr)
+    _say_more(len(jobs), more=more)
+
+
+def show_explanation(found: Explanation) -> None:
+    """Print why a job is where it is, as a story for people."""
+    console = out()
+    code = f" ({found.reasons[0].code})" if found.reasons else ""
+    lines = [f"Job {found.job_id} is {found.status}. {found.summary}{code}"]
+    lines += [f"  also: {reason.message} ({reason.code})" for reason in found.reasons[1:]]
+    if found.attempts:
+        lines += ["", "Attempts, newest first:"]
+        lines += [
+            f"  {when(one.claimed_at) or 'at an unknown time'}  {one.story}"
+            for one in found.attempts
+        ]
+    if found.more_attempts:
+        lines.append("  There are older ones: `oncue executions` lists them.")
+    if found.next_actions:
+        lines += ["", f"Possible now: {', '.join(found.next_actions)}."]
+    for line in lines:
+        console.print(_text(line), soft_wrap=True)
+
+
+def show_executions(executions: Sequence[Execution], *, more: bool) -> None:
+    """Print a table of attempts, and say when there are more."""
+    _print_executions(out(), executions)
+    _say_more(len(executions), more=more)
+
+
+def show_callbacks(callbacks: Sequence[Callback], *, more: bool) -> None:
+    """Print a table of callbacks, and say when there are more."""
+    rows = [
+        (
+            one.delivery_id,
+            one.status,
+            one.event,
+            str(one.tries),
+            when(one.ended_at) or when(one.next_try_at),
+            one.last_error or ("" if one.last_status_code is None else str(one.last_status_code)),
+            one.url,
+        )
+        for one in callbacks
+    ]
+    names = ("DELIVERY", "STATUS", "EVENT", "TRIES", "ENDED OR NEXT TRY", "LAST ANSWER", "URL")
+    _print_table(out(), names, rows)
+    _say_more(len(callbacks), more=more)
 
 
 def show_workers(workers: Iterable[Worker]) -> None:
@@ -165,6 +212,11 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
         for one in executions
     ]
     _print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
+
+
+def _say_more(shown: int, *, more: bool) -> None:
+    if more:
+        print(f"Only the newest {shown}: --limit shows more.", file=sys.stderr)
 
 
 def _took(execution: Execution) -> str:

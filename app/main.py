@@ -24,6 +24,7 @@ from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
+from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
@@ -39,6 +40,8 @@ from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
+from app.jobs.explain import Explainer
+from app.jobs.explain_routes import explain_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
@@ -80,6 +83,7 @@ class Parts:
     expiry: Expiry
     handover: Handover
     retention: Retention
+    standing: Standing
     clock_loop: Loop
 
 
@@ -112,6 +116,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         expiry=Expiry(ground, lock),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
+        standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
 
@@ -129,6 +134,7 @@ async def start_parts(parts: Parts) -> None:
     parts.clock_loop.start()
     parts.ground.bus.start()
     parts.waiters.start()
+    parts.standing.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
@@ -163,6 +169,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.submitter.drained()
     await parts.settler.drained()
     await parts.waiters.stop()
+    await parts.standing.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.ground.close()
@@ -195,6 +202,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
     )
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
+    app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     app.include_router(

@@ -22,9 +22,18 @@ import httpx
 
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
-from oncue.results import CronPreview, Execution, Item, Job, OfferedHandler, Worker
+from oncue.results import (
+    Callback,
+    CronPreview,
+    Execution,
+    Explanation,
+    Item,
+    Job,
+    OfferedHandler,
+    Worker,
+)
 from oncue.retries import Retries
-from oncue.submission import CronOptions, JobFilter, JobOptions, NewJob
+from oncue.submission import CronOptions, JobChanges, JobFilter, JobOptions, NewJob, TriggerOptions
 from oncue.version import __version__
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -94,6 +103,18 @@ class Client:
         """
         return self._run(self._talks.get(_id(job)))
 
+    def find(self, request_id: str) -> Job | None:
+        """Return the job of a request (`request_id`), or None when there is none."""
+        return self._run(self._talks.find(request_id))
+
+    def explain(self, job: int | Job) -> Explanation:
+        """Return why the job is not running, who ran it, and why it ended so.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return self._run(self._talks.explain(_id(job)))
+
     def wait(self, job: int | Job, *, timeout: float | None = None, check: bool = False) -> Job:
         """Return the job once it has ended, however it did.
 
@@ -112,11 +133,27 @@ class Client:
         """Iterate over the attempts to run a job, newest first."""
         return self._items(self._talks.executions(_id(job), page_size))
 
+    def children(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> Iterator[Job]:
+        """Iterate over the jobs that a schedule or a group made, latest first."""
+        return self._items(self._talks.children(_id(job), page_size))
+
+    def callbacks(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> Iterator[Callback]:
+        """Iterate over the callbacks that the ends of a job owe or owed, newest first."""
+        return self._items(self._talks.callbacks(_id(job), page_size))
+
+    def redeliver(self, callback: str | Callback) -> Callback:
+        """Deliver a callback (or its delivery id) again now, under the same `webhook-id`.
+
+        Raises:
+            NotFound: there is no such callback.
+        """
+        return self._run(self._talks.redeliver(_delivery_id(callback)))
+
     def cancel(self, job: int | Job) -> Job:
         """Cancel a job that has not ended; a running one is told to stop.
 
         Raises:
-            Conflict: in its state it cannot be cancelled. So for all four verbs.
+            Conflict: in its state it cannot be cancelled. So for all verbs.
         """
         return self._run(self._talks.change(_id(job), "cancel"))
 
@@ -127,6 +164,27 @@ class Client:
     def resume(self, job: int | Job) -> Job:
         """Let a paused job go on."""
         return self._run(self._talks.change(_id(job), "resume"))
+
+    def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
+        """Run a job that waits, for its time or its retry, now; `params` replace its own.
+
+        With `revision`, only if it still has that one. One that has begun is a `Conflict`.
+        """
+        return self._run(self._talks.trigger(_id(job), options))
+
+    def revise(
+        self, job: int | Job, *, revision: int | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
+        """Change a waiting or paused job, if it is still as the caller saw it.
+
+        That is the revision of the `Job`, or the one that is given.
+
+        Raises:
+            Conflict: it has changed, or its state does not allow it.
+            TypeError: `job` is an id and no revision is given.
+            ValueError: nothing is changed.
+        """
+        return self._run(self._talks.revise(_id(job), _revision(job, revision), changes))
 
     def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
@@ -229,6 +287,18 @@ class AsyncClient:
         """Return the job as it is now: see `Client.get`."""
         return await self._run(self._talks.get(_id(job)))
 
+    async def find(self, request_id: str) -> Job | None:
+        """Return the job of a request (`request_id`), or None when there is none."""
+        return await self._run(self._talks.find(request_id))
+
+    async def explain(self, job: int | Job) -> Explanation:
+        """Return why the job is not running, who ran it, and why it ended so.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return await self._run(self._talks.explain(_id(job)))
+
     async def wait(
         self, job: int | Job, *, timeout: float | None = None, check: bool = False
     ) -> Job:
@@ -245,6 +315,22 @@ class AsyncClient:
         """Iterate over the attempts to run a job, newest first."""
         return self._items(self._talks.executions(_id(job), page_size))
 
+    def children(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Job]:
+        """Iterate over the jobs that a schedule or a group made, latest first."""
+        return self._items(self._talks.children(_id(job), page_size))
+
+    def callbacks(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Callback]:
+        """Iterate over the callbacks that the ends of a job owe or owed, newest first."""
+        return self._items(self._talks.callbacks(_id(job), page_size))
+
+    async def redeliver(self, callback: str | Callback) -> Callback:
+        """Deliver a callback (or its delivery id) again now, under the same `webhook-id`.
+
+        Raises:
+            NotFound: there is no such callback.
+        """
+        return await self._run(self._talks.redeliver(_delivery_id(callback)))
+
     async def cancel(self, job: int | Job) -> Job:
         """Cancel a job that has not ended: see `Client.cancel`."""
         return await self._run(self._talks.change(_id(job), "cancel"))
@@ -256,6 +342,27 @@ class AsyncClient:
     async def resume(self, job: int | Job) -> Job:
         """Let a paused job go on."""
         return await self._run(self._talks.change(_id(job), "resume"))
+
+    async def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
+        """Run a job that waits, for its time or its retry, now; `params` replace its own.
+
+        With `revision`, only if it still has that one. One that has begun is a `Conflict`.
+        """
+        return await self._run(self._talks.trigger(_id(job), options))
+
+    async def revise(
+        self, job: int | Job, *, revision: int | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
+        """Change a waiting or paused job, if it is still as the caller saw it.
+
+        That is the revision of the `Job`, or the one that is given.
+
+        Raises:
+            Conflict: it has changed, or its state does not allow it.
+            TypeError: `job` is an id and no revision is given.
+            ValueError: nothing is changed.
+        """
+        return await self._run(self._talks.revise(_id(job), _revision(job, revision), changes))
 
     async def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
@@ -316,6 +423,18 @@ class AsyncClient:
 
 def _id(job: int | Job) -> int:
     return job if isinstance(job, int) else job.job_id
+
+
+def _delivery_id(callback: str | Callback) -> str:
+    return callback if isinstance(callback, str) else callback.delivery_id
+
+
+def _revision(job: int | Job, given: int | None) -> int:
+    if given is not None:
+        return given
+    if isinstance(job, int):
+        raise TypeError("give the Job as you saw it, or its revision")
+    return job.revision
 
 
 def _address(given: str | None) -> str:

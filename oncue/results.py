@@ -100,6 +100,68 @@ class Job(Result):
         return self.status == "SUCCEEDED"
 
 
+class Callback(Result):
+    """The callback that an end of a job owes or owed.
+
+    `delivery_id` is its `webhook-id`; `status` is PENDING, DELIVERED, EXHAUSTED (all tries are
+    spent) or GONE (the receiver answered 410).
+    """
+
+    delivery_id: str
+    job_id: int
+    event: str
+    url: str = ""
+    status: str
+    tries: int = 0
+    last_status_code: int | None = None
+    last_error: str | None = None
+    next_try_at: Moment | None = None
+    created_at: Moment | None = None
+    ended_at: Moment | None = None
+
+
+class Reason(Result):
+    """One reason why a job is where it is: `code` is stable, `message` is for people."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = Field(default_factory=dict)
+    since: Moment | None = None
+
+
+class ExplainedAttempt(Result):
+    """One execution of a job, with its story in a sentence."""
+
+    execution_id: str
+    attempt: int
+    worker_id: str
+    status: str
+    claimed_at: Moment | None = None
+    accepted_at: Moment | None = None
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
+    error: JobError | None = None
+    reason: str | None = None
+    story: str = ""
+
+
+class Explanation(Result):
+    """Why a job is where it is, the most telling reason first.
+
+    `attempts` are the newest 20, newest first; with `more_attempts` there are older ones.
+    `next_actions` are the verbs that are possible.
+    """
+
+    job_id: int
+    status: str
+    at: Moment | None = None
+    summary: str
+    reasons: tuple[Reason, ...] = ()
+    attempts: tuple[ExplainedAttempt, ...] = ()
+    more_attempts: bool = False
+    next_actions: tuple[str, ...] = ()
+
+
 class Worker(Result):
     """A worker as its last heartbeat described it; `state` is UP, DRAINING or DOWN."""
 

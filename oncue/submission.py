@@ -95,7 +95,86 @@ class NewJob:
             "labels": None if self.labels is None else dict(self.labels),
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps(given, allow_nan=False, separators=(",", ":")).encode()
+        return json_body(given)
+
+
+class JobChanges(TypedDict, total=False):
+    """What `revise` changes: what is not given stays.
+
+    None clears `params`, `timeout` (an hour) and `callback_url`. `run_at` needs a time zone;
+    durations are in seconds or a timedelta.
+    """
+
+    params: Any
+    run_at: datetime
+    delay: Seconds
+    priority: int
+    timeout: Seconds | None
+    max_retry: int
+    retry_interval: Seconds
+    retry_backoff: Literal["fixed", "exponential"]
+    callback_url: str | None
+
+
+def changes_body(changes: JobChanges) -> bytes:
+    """Return the JSON of a PATCH.
+
+    Raises:
+        TypeError: there is no such field, or params are not JSON.
+        ValueError: nothing is changed, or a value has no form in the API.
+    """
+    if not changes:
+        raise ValueError("give at least one field to change")
+    if "run_at" in changes and "delay" in changes:
+        raise ValueError("give run_at or delay, not both")
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in _CHANGED_NAMES:
+            raise TypeError(f"revise() changes no {name!r}")
+        fields[_CHANGED_NAMES[name]] = _wire_value(name, value)
+    return json_body(fields)
+
+
+def _wire_value(name: str, value: Any) -> Any:
+    match name:
+        case "run_at":
+            if value.utcoffset() is None:
+                raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
+            return rfc3339(value)
+        case "delay" | "timeout":
+            return _milliseconds(value)
+        case "retry_interval":
+            return _seconds(value)
+    return value
+
+
+def json_body(fields: Mapping[str, Any]) -> bytes:
+    """Write the JSON of a request.
+
+    Raises:
+        TypeError, ValueError: a value is not JSON.
+    """
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+
+
+_CHANGED_NAMES: Final = {
+    "params": "params",
+    "run_at": "runAt",
+    "delay": "delayMs",
+    "priority": "priority",
+    "timeout": "timeoutMs",
+    "max_retry": "maxRetry",
+    "retry_interval": "retryIntervalSeconds",
+    "retry_backoff": "retryBackoff",
+    "callback_url": "callbackUrl",
+}
+
+
+class TriggerOptions(TypedDict, total=False):
+    """How `trigger` runs a job: with other `params` (None: null), and only at this `revision`."""
+
+    params: Any
+    revision: int
 
 
 class JobFilter(TypedDict, total=False):

@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from app.jobs.reason_codes import ReasonCode
+
 MAX_PARAMS_BYTES = 64 * 1024
 MAX_LABELS = 16
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
@@ -165,6 +167,14 @@ class ChangeJob(_Wire):
         return self
 
 
+class TriggerJob(_Wire):
+    """What a job that is made due now is to run with; without `params` what it has."""
+
+    params: Any = Field(
+        default_factory=_not_sent, description="Any JSON, up to 64 KiB; replaces the job's params."
+    )
+
+
 class JobError(_Wire):
     """Why a job or an execution did not succeed."""
 
@@ -219,6 +229,44 @@ class Job(_Wire):
     finished_at: Timestamp | None
     executions: list[Execution] = Field(description="The newest few, newest first.")
     warnings: list[JobWarning]
+
+
+class Reason(_Wire):
+    """One reason why a job is where it is; docs/reasons.md says what each code means."""
+
+    code: ReasonCode
+    message: str = Field(description="For people; it may change, the code does not.")
+    details: dict[str, Any] = Field(description="What the message is made of.")
+    since: Timestamp | None = Field(description="From when it holds, where that is known.")
+
+
+class ExplainedAttempt(_Wire):
+    """One execution of a job, with its story in a sentence."""
+
+    execution_id: str
+    attempt: int
+    worker_id: str
+    status: ExecutionWord
+    claimed_at: Timestamp
+    accepted_at: Timestamp | None
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
+    error: JobError | None
+    reason: str | None = Field(description="Why the platform, not the handler, ended it.")
+    story: str
+
+
+class Explanation(_Wire):
+    """Why a job is where it is."""
+
+    job_id: Int64
+    status: StatusWord
+    at: Timestamp = Field(description="When this was so.")
+    summary: str = Field(description="One sentence: the first reason.")
+    reasons: list[Reason] = Field(description="The most telling one first.")
+    attempts: list[ExplainedAttempt] = Field(description="The newest 20, newest first.")
+    more_attempts: bool = Field(description="True when there are older ones: see executions.")
+    next_actions: list[str] = Field(description="The verbs that are possible now.")
 
 
 class AcceptedItem(Job):
