@@ -3,6 +3,7 @@
 PYTHON_IN_VENV := .venv/bin/python
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml --extra server
+CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
 .PHONY: help up test check verify generate lock clean
@@ -37,7 +38,8 @@ generate: ## Write the generated files anew
 lock: ## Choose the newest allowed versions of all dependencies (needs uv, or .uv/ from a set-up)
 	$(COMPILE) --upgrade -o requirements.lock
 	$(COMPILE) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+	$(CONTRACT) --upgrade -o requirements-contract.lock
 
 clean: ## Remove what can be made again; the platform's state in .oncue/ stays
-	rm -rf .venv .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-contract .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
