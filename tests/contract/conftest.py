@@ -1,68 +1,13 @@
-"""Fixtures of the contract tests: their programs, and platforms that ask for keys."""
+"""Fixtures of the contract tests: platforms that ask for keys."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
-import subprocess
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from tests.support.engines import Engine
-from tests.support.missing import not_tested_here
-from tests.support.processes import ROOT, NewPlatform, Platform
-
-TOOLS = ROOT / ".venv-contract"
-
-
-@pytest.fixture(scope="session")
-def tools() -> Path:
-    """The folder of the programs, installed by `tools/bootstrap contract` if they are not."""
-    # Not in TOOLS, which the set-up may make anew.
-    with (ROOT / ".venv" / ".contract.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        made = subprocess.run(
-            [ROOT / "tools" / "bootstrap", "contract"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
-    if made.returncode:
-        not_tested_here(
-            "the contract", f"its programs cannot be installed: {_last_line(made.stderr)}"
-        )
-    return TOOLS / "bin"
-
-
-def tool_environment(tools: Path, **variables: str) -> dict[str, str]:
-    """Return the environment of a contract program: its own programs first, no settings of ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ONCUE_")}
-    return {**kept, "PATH": f"{tools}{os.pathsep}{kept['PATH']}", "NO_COLOR": "1", **variables}
-
-
-def run_tool(
-    *command: str | Path,
-    environment: Mapping[str, str],
-    directory: Path,
-    timeout: float = 100,
-) -> str:
-    """Run a program that must succeed and return what it said."""
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        cwd=directory,
-        env=environment,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
+from tests.support.processes import NewPlatform, Platform
 
 
 class Keyed:
@@ -97,7 +42,3 @@ def start_keyed(engine: Engine, new_platform: NewPlatform, **environment: str) -
 def keyed(sqlite_engine: Engine, new_platform: NewPlatform) -> Keyed:
     """A running platform over SQLite and Valkey whose callers need a key."""
     return start_keyed(sqlite_engine, new_platform)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Keyed, run_tool, tool_environment
+from tests.contract.conftest import Keyed
+from tests.support.contract import TOOLS, run_tool, tool_environment
 from tests.support.missing import not_tested_here
 from tests.support.processes import ROOT
 
@@ -67,7 +68,7 @@ def test_a_typescript_client_compiles_submits_reads_and_is_told_its_errors(
 
 def typescript_compiler(environment: Mapping[str, str]) -> Path:
     """Install what the npm lock names, unless it is there, and return the compiler."""
-    place = ROOT / ".venv-contract" / "typescript"
+    place = TOOLS / "typescript"
     locked = (TYPESCRIPT / "package-lock.json").read_bytes()
     compiler = place / "node_modules" / "typescript" / "lib" / "tsc.js"
     place.mkdir(exist_ok=True)

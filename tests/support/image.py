@@ -1,0 +1,148 @@
+"""The Dockerfile and compose.yaml read as Docker reads them, so that tests run what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.processes import ROOT
+
+DOCKERFILE = ROOT / "Dockerfile"
+COMPOSE = ROOT / "compose.yaml"
+ENV_EXAMPLE = ROOT / "deploy" / "env.example"
+_VARIABLE = re.compile(r"\$(?:(?P<escaped>\$)|\{(?P<name>\w+)(?:(?P<how>:[?-])(?P<word>[^}]*))?\})")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a Dockerfile: its name, and what follows it on joined lines."""
+
+    name: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """The words, of the JSON form too."""
+        return json.loads(self.text) if self.text.startswith("[") else shlex.split(self.text)
+
+
+@dataclass
+class Stage:
+    """One stage of a Dockerfile."""
+
+    base: str
+    name: str
+    instructions: list[Instruction] = field(default_factory=list)
+
+    def texts(self, name: str) -> list[str]:
+        """Return what follows each instruction of a name."""
+        return [one.text for one in self.instructions if one.name == name]
+
+    def last(self, name: str) -> Instruction:
+        """Return the instruction of a name that counts."""
+        return [one for one in self.instructions if one.name == name][-1]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ENV sets, unexpanded."""
+        pairs = [word.partition("=") for text in self.texts("ENV") for word in shlex.split(text)]
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def health_check(self) -> list[str]:
+        """The command of the health check."""
+        flags, _, command = self.last("HEALTHCHECK").text.partition("CMD ")
+        assert flags
+        found: list[str] = json.loads(command)
+        return found
+
+
+def read_dockerfile() -> list[Stage]:
+    """Return the stages of the Dockerfile, in order."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
+    stages: list[Stage] = []
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        if not line.strip():
+            continue
+        name, _, text = line.partition(" ")
+        if name == "FROM":
+            base, _, alias = text.partition(" AS ")
+            stages.append(Stage(base, alias))
+        else:
+            stages[-1].instructions.append(Instruction(name, text.strip()))
+    return stages
+
+
+def example_variables() -> list[str]:
+    """Return the names that env.example sets, in order."""
+    lines = ENV_EXAMPLE.read_text().splitlines()
+    return [line.partition("=")[0] for line in lines if line and not line.startswith("#")]
+
+
+def variables_of_compose() -> set[str]:
+    """Return the variables that compose.yaml asks its environment for."""
+    return {found["name"] for found in _VARIABLE.finditer(COMPOSE.read_text()) if found["name"]}
+
+
+def read_compose(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return compose.yaml, its anchors merged and its variables put in.
+
+    Raises:
+        KeyError: a variable that it demands is not set, or empty.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found["escaped"]:
+            return "$"
+        given = variables.get(found["name"], "")
+        if given or found["how"] is None:
+            return given
+        if found["how"] == ":?":
+            raise KeyError(found["name"])
+        return found["word"]
+
+    def put(node: Any) -> Any:
+        if isinstance(node, str):
+            return _VARIABLE.sub(value, node)
+        if isinstance(node, dict):
+            return {name: put(one) for name, one in node.items()}
+        return [put(one) for one in node] if isinstance(node, list) else node
+
+    document = yaml.safe_load(COMPOSE.read_text())
+    found: dict[str, Any] = put({name: document[name] for name in ("services", "volumes")})
+    return found
+
+
+def start_order(services: Mapping[str, Any]) -> list[str]:
+    """Return the services so that each comes after those that it depends on."""
+    return list(
+        TopologicalSorter(
+            {name: service.get("depends_on", {}) for name, service in services.items()}
+        ).static_order()
+    )
+
+
+def copied_paths() -> set[str]:
+    """Return the top-level names that .dockerignore lets into the build."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[0] == "*", "what is not named stays out"
+    return {line.removeprefix("!") for line in lines if line.startswith("!")}
+
+
+@dataclass
+class BuiltImage:
+    """What the build stage left, at another place on this machine, and how the image runs it."""
+
+    root: Path
+
+    def mapped(self, text: str) -> str:
+        """Put the places of the image, in a text, where they are here."""
+        return re.sub(r"(?<![\w/.])/(opt|srv|home)/(?=[\w.])", rf"{self.root}/\1/", text)
