@@ -29,7 +29,7 @@ def test_a_document_that_is_not_openapi_is_told(tools: Path, tmp_path: Path) -> 
     del document["info"]["title"]
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps(document))
-    with pytest.raises(AssertionError, match="title. is a required property"):
+    with pytest.raises(AssertionError, match=r"title. is a required property"):
         run_tool(
             *(tools / "openapi-spec-validator", "--schema", "3.1", broken),
             environment=tool_environment(tools),

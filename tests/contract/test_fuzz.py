@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.contract.conftest import Keyed, start_keyed
-from tests.support.contract import run_tool, tool_environment
+from tests.support.contract import Keyed, run_tool, start_keyed, tool_environment
 from tests.support.engines import Engine
 from tests.support.processes import ROOT, NewPlatform
 from tests.support.wait import until

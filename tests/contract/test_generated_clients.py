@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Keyed
-from tests.support.contract import TOOLS, run_tool, tool_environment
+from tests.support.contract import TOOLS, Keyed, run_tool, tool_environment
 from tests.support.missing import not_tested_here
 from tests.support.processes import ROOT
 

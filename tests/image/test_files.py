@@ -63,7 +63,11 @@ def test_the_image_is_multi_stage_and_runs_as_nobody_special() -> None:
     assert build.base == image.base
     assert image.base.startswith("python:")
     assert image.base.endswith("-slim"), "no compiler comes with it"
-    assert "apt" not in " ".join(image.texts("RUN") + build.texts("RUN"))
+    commands = [*image.texts("RUN"), *build.texts("RUN")]
+    assert not [one for one in commands if "apt" in one], "nothing is compiled, so none is needed"
+    (requirements,) = (one for one in commands if "requirements.lock" in one)
+    assert "--require-hashes" in requirements
+    assert "--only-binary :all:" in requirements
     # A number, so that Kubernetes can tell that it is not root.
     user = image.last("USER").text
     assert re.fullmatch(r"[1-9]\d+", user)

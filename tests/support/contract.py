@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support.engines import Engine
 from tests.support.missing import not_tested_here
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, NewPlatform, Platform
 
 TOOLS = ROOT / ".venv-contract"
 
@@ -61,6 +63,34 @@ def run_tool(
     )
     assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+class Keyed:
+    """A running platform whose callers need a key."""
+
+    def __init__(self, platform: Platform, api_key: str) -> None:
+        self.platform = platform
+        self.api_key = api_key
+
+    @property
+    def url(self) -> str:
+        """Where its dispatcher listens."""
+        return self.platform.url
+
+    @property
+    def worker_url(self) -> str:
+        """Where its worker listens."""
+        return self.platform.services["worker-1"].url
+
+
+def start_keyed(engine: Engine, new_platform: NewPlatform, **environment: str) -> Keyed:
+    """Start a platform whose one key is known."""
+    api_key = secrets.token_hex(16)
+    platform = new_platform(
+        engine, environment={"ONCUE_API_KEYS": f"contract:{api_key}", **environment}
+    )
+    platform.http.headers["Authorization"] = f"Bearer {api_key}"
+    return Keyed(platform.start(), api_key)
 
 
 def _last_line(text: str) -> str:

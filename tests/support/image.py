@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -137,12 +139,65 @@ def copied_paths() -> set[str]:
     return {line.removeprefix("!") for line in lines if line.startswith("!")}
 
 
-@dataclass
 class BuiltImage:
-    """What the build stage left, at another place on this machine, and how the image runs it."""
+    """The build stage, carried out at another place of this machine, and what it left there."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._build, self._image = read_dockerfile()
 
     def mapped(self, text: str) -> str:
         """Put the places of the image, in a text, where they are here."""
-        return re.sub(r"(?<![\w/.])/(opt|srv|home)/(?=[\w.])", rf"{self.root}/\1/", text)
+        return re.sub(r"(?<![\w/.])/(opt|srv|home)/(?=\w)", rf"{self.root}/\1/", text)
+
+    def build(self, run: Callable[[str, Path, Mapping[str, str]], None]) -> None:
+        """Carry out the build stage; `run(command, directory, variables)` runs one of its RUNs."""
+        directory = self.root
+        variables: dict[str, str] = {}
+        for step in self._build.instructions:
+            if step.name == "WORKDIR":
+                directory = Path(self.mapped(step.text))
+                directory.mkdir(parents=True)
+            elif step.name == "ENV":
+                for name, _, value in (word.partition("=") for word in step.words):
+                    variables[name] = value
+            elif step.name == "COPY":
+                *sources, target = step.words
+                for source in sources:
+                    _copy(ROOT / source, directory / target)
+            elif step.name == "RUN":
+                run(self.mapped(step.text), directory, variables)
+            else:
+                raise NotImplementedError(f"{step.name} in the build stage")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the image sets for its processes, and nothing else of this machine."""
+        path = os.environ["PATH"]
+        return {
+            name: self.mapped(value).replace("$PATH", path)
+            for name, value in {"PATH": path, **self._image.environment}.items()
+        }
+
+    def command(self, command: Sequence[str] | None = None) -> list[str]:
+        """Return the process of a container: the entry point with a command, or the default one."""
+        words = self._image.last("CMD").words if command is None else command
+        return self._found([*self._image.last("ENTRYPOINT").words, *words])
+
+    @property
+    def health_check(self) -> list[str]:
+        """The command of the health check, as it runs in a container."""
+        return self._found(self._image.health_check)
+
+    def _found(self, words: Sequence[str]) -> list[str]:
+        program = shutil.which(words[0], path=self.environment["PATH"])
+        assert program is not None
+        assert Path(program).is_relative_to(self.root), f"{program} is none of the image's"
+        return [program, *words[1:]]
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
