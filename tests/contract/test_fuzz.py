@@ -41,19 +41,23 @@ def test_the_services_answer_as_their_documents_say(
         )
         assert "0 generated" not in told, told
 
+    ids = known_ids(subject)
+    before = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
     environment = tool_environment(
         tools,
         PYTHONPATH=str(PROGRAMS),
         SCHEMATHESIS_HOOKS="fuzz_hooks",
         CONTRACT_API_KEY=subject.api_key,
         CONTRACT_INTERNAL_TOKEN=subject.platform.internal_token,
-        CONTRACT_IDS=json.dumps(known_ids(subject)),
+        CONTRACT_IDS=json.dumps(ids),
     )
     # What workers are sent comes before what makes the only one refuse everything.
     fuzz("worker.json", subject.worker_url, "--exclude-path", "/drain")
     fuzz("dispatcher.json", subject.url)
     fuzz("worker.json", subject.worker_url, "--include-path", "/drain")
 
+    after = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
+    assert after != before, "no verb ever met a job that exists"
     for name, service in subject.platform.services.items():
         faults = [line for line in service.child.log.read_text().splitlines() if is_fault(line)]
         assert not faults, f"{name} logged errors: {faults[:3]}"

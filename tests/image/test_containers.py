@@ -33,7 +33,7 @@ from tests.support.processes import ENDED, ROOT
 from tests.support.redis import PrivateRedis
 from tests.support.wait import until
 
-pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.timeout(600)]
 
 VARIABLES = {
     "MYSQL_PASSWORD": secrets.token_hex(12),
@@ -64,7 +64,7 @@ def image(tools: Path) -> Iterator[BuiltImage]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=400,
         )
         if "No matching distribution" in done.stderr and not index_answers(tools):
             not_tested_here("the image", "no package index answers")
