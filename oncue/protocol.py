@@ -7,7 +7,7 @@ milliseconds of the database's clock. Field names are camelCase on the wire.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -49,47 +49,56 @@ def run_mark(boot_id: str, execution_id: str) -> str:
     return f"{boot_id} {execution_id} "
 
 
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""Integers as they are stored: a larger one is refused where it arrives."""
+
+
 class Message(BaseModel):
     """A frozen wire message; unknown fields are ignored: versions N and N-1 work together."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
     )
 
 
 class Load(Message):
     """A worker's own count of what it holds; a higher `seq` of the same boot is newer."""
 
-    seq: int
-    active: int = Field(description="Runs that hold a slot, stopping ones included.")
-    queued: int = 0
+    seq: Int64
+    active: Int32 = Field(description="Runs that hold a slot, stopping ones included.")
+    queued: Int32 = 0
 
 
 class Run(Message):
     """One attempt to be run: the assignment of a claimed task to a worker."""
 
-    job_id: int
+    job_id: Int64
     execution_id: str
-    trigger_ts: int
-    attempt: int = Field(ge=1)
-    max_attempts: int = Field(ge=1)
+    trigger_ts: Int64
+    attempt: Int32 = Field(ge=1)
+    max_attempts: Int32 = Field(ge=1)
     job_name: str
     job_handler: str
     client_request_id: str | None = None
     params: Any = None
-    timeout_ms: int = Field(gt=0)
-    shard_index: int = 0
-    shard_total: int = 1
+    timeout_ms: Int64 = Field(gt=0)
+    shard_index: Int32 = 0
+    shard_total: Int32 = 1
 
 
 class RunRequest(Message):
     """`POST /run`: all the runs that one dispatcher has for this worker now."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: Int64 = PROTOCOL_VERSION
     worker_id: str | None = Field(
         None, description="Whom the runs are for: another boot at its address refuses them (421)."
     )
-    term: int = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
+    term: Int64 = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
     runs: list[Run] = Field(max_length=MAX_RUNS_PER_REQUEST)
 
 
@@ -137,17 +146,17 @@ class Outcome(Message):
     """
 
     execution_id: str
-    job_id: int
-    trigger_ts: int
+    job_id: Int64
+    trigger_ts: Int64
     status: OutcomeStatus
     result: Any = None
     error: Failure | None = None
     retryable: bool = True
-    retry_after_ms: int | None = Field(default=None, ge=0)
+    retry_after_ms: Int64 | None = Field(default=None, ge=0)
     stopping: bool = False
-    accepted_at: int | None = None
-    started_at: int | None = None
-    finished_at: int | None = None
+    accepted_at: Int64 | None = None
+    started_at: Int64 | None = None
+    finished_at: Int64 | None = None
 
 
 class RunAnswer(Message):
@@ -171,7 +180,7 @@ class RunResponse(Message):
 class CancelRequest(Message):
     """`POST /cancel`: stop these executions, and refuse a later `/run` of them."""
 
-    term: int
+    term: Int64
     execution_ids: list[str] = Field(max_length=MAX_RUNS_PER_REQUEST)
     reason: OutcomeStatus = OutcomeStatus.CANCELLED
 
@@ -188,7 +197,7 @@ class Delivery(Message):
     """One callback to try once: an unsigned, rendered body for one URL."""
 
     delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
-    try_number: int = Field(ge=1)
+    try_number: Int32 = Field(ge=1)
     url: str
     body: str
 
@@ -196,7 +205,7 @@ class Delivery(Message):
 class DeliverRequest(Message):
     """`POST /deliver`: callbacks that need a worker to try them now."""
 
-    term: int
+    term: Int64
     deliveries: list[Delivery] = Field(max_length=MAX_RUNS_PER_REQUEST)
 
 
@@ -211,19 +220,19 @@ class DeliveryResult(Message):
     """What became of one try. `gone` (410) ends the delivery without another try."""
 
     delivery_id: str
-    try_number: int
+    try_number: Int32
     delivered: bool
     gone: bool = False
-    status_code: int | None = None
+    status_code: Int32 | None = None
     error: str | None = Field(default=None, max_length=MAX_ERROR_MESSAGE_LENGTH)
-    latency_ms: int = 0
-    retry_after_ms: int | None = Field(default=None, ge=0)
+    latency_ms: Int32 = 0
+    retry_after_ms: Int64 | None = Field(default=None, ge=0)
 
 
 class ReportsRequest(Message):
     """`POST /internal/reports`: outcomes and tries, repeated until they are acknowledged."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: Int64 = PROTOCOL_VERSION
     worker_id: str
     load: Load
     delivers: bool = Field(
@@ -274,14 +283,14 @@ class OfferedHandler(Message):
 class Held(Message):
     """An execution that a worker runs, or has ended and not yet got acknowledged."""
 
-    job_id: int
+    job_id: Int64
     execution_id: str
 
 
 class Heartbeat(Message):
     """`POST /internal/heartbeat`: a worker's description of itself, every 5 s."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: Int64 = PROTOCOL_VERSION
     worker_id: str = Field(max_length=MAX_NAME_LENGTH, description="name#bootId")
     name: str = Field(max_length=64)
     boot_id: str = Field(max_length=64)
@@ -289,14 +298,14 @@ class Heartbeat(Message):
     version: str = Field(default="", max_length=64)
     state: WorkerState = WorkerState.UP
     handlers: list[OfferedHandler]
-    capacity: int = Field(ge=0)
-    weight: float = Field(default=1.0, gt=0)
+    capacity: Int32 = Field(ge=0)
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     labels: dict[str, str] = Field(default_factory=dict)
     delivers: bool = False
     load: Load
-    avg_cost_ms: float = Field(default=0.0, ge=0)
+    avg_cost_ms: float = Field(default=0.0, ge=0, le=1e15)
     cpu_idle_percent: float = Field(default=100.0, ge=0, le=100)
-    term_seen: int = 0
+    term_seen: Int64 = 0
     held: list[Held] = Field(default_factory=list)
     held_deliveries: list[str] = Field(default_factory=list)
 
@@ -304,8 +313,8 @@ class Heartbeat(Message):
 class HeartbeatResponse(Message):
     """Given only after the beat is committed."""
 
-    term: int
-    now: int = Field(description="The database's time, epoch ms.")
+    term: Int64
+    now: Int64 = Field(description="The database's time, epoch ms.")
     unwanted: list[str] = Field(description="Held executions that are to be stopped and dropped.")
 
 

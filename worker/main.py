@@ -195,6 +195,11 @@ def _describe_exactly(app: FastAPI) -> None:
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas["Problem"] = PROBLEM_SCHEMA
             _widen_integers(schemas)
+            for own in (
+                "ReceivedRuns",
+                "UnreadableRun",
+            ):  # how RunRequest is read; none of the wire
+                schemas.pop(own, None)
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -205,6 +210,10 @@ def _widen_integers(node: Any) -> None:
     if isinstance(node, dict):
         if node.get("type") == "integer":
             node.setdefault("format", "int64")
+            for limit in node.keys() & {"minimum", "maximum"}:
+                node[limit] = int(node[limit])  # FastAPI writes 1.0
+                if abs(node[limit]) >= 2**63 - 1:
+                    del node[limit]  # the format says it
         for child in node.values():
             _widen_integers(child)
     elif isinstance(node, list):

@@ -47,7 +47,7 @@ class WorkerSettings(BaseSettings):
     advertise_url: str = Field("", max_length=512)
     worker_name: str = ""
     worker_capacity: int = Field(32, ge=0, le=10_000)
-    worker_weight: float = Field(1.0, gt=0, le=1000)
+    worker_weight: float = Field(1.0, ge=1e-6, le=1000)
     worker_labels: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     internal_token: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     webhook_secret: SecretStr | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -135,18 +136,24 @@ def install_problems(app: FastAPI) -> None:
         return problem_response(problem)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(_request: Request, error: RequestValidationError) -> Response:
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        named = app.openapi()["paths"].get(request.url.path)
+        if named is not None and request.method.lower() not in named:
+            # The address stands for itself, yet was read as another one: `batch` as an id.
+            return problem_response(*_method_problem(request, _methods(named)))
         return problem_response(validation_problem(list(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
         code = _CODE_OF_STATUS.get(error.status_code, "bad_request")
         headers = dict(error.headers or {})
+        if code == "method_not_allowed":
+            # What the router says names the methods of one route alone.
+            allowed = _allowed_at(app, request.url.path) or headers.get("Allow", "")
+            return problem_response(*_method_problem(request, allowed))
         detail = str(error.detail)
         if code == "not_found":
             detail = f"Nothing is at {_printable(request.url.path)}: see /docs."
-        elif code == "method_not_allowed":
-            detail = f"Use {headers.get('Allow', 'another method')}, not {request.method}."
         return problem_response(Problem(code, detail), headers)
 
     @app.exception_handler(DatabaseUnavailable)
@@ -166,6 +173,24 @@ def install_problems(app: FastAPI) -> None:
                 "internal_error", "The request failed; repeat it with the same clientRequestId."
             )
         )
+
+
+def _method_problem(request: Request, allowed: str) -> tuple[Problem, dict[str, str]]:
+    detail = f"Use {allowed or 'another method'}, not {request.method}."
+    return Problem("method_not_allowed", detail), {"Allow": allowed}
+
+
+def _allowed_at(app: FastAPI, path: str) -> str:
+    """Name the methods that the document knows at a path; of two templates the more literal one."""
+    paths: dict[str, Any] = app.openapi()["paths"]
+    for template in sorted(paths, key=lambda one: one.count("{")):
+        if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path):
+            return _methods(paths[template])
+    return ""
+
+
+def _methods(operations: dict[str, Any]) -> str:
+    return ", ".join(sorted(method.upper() for method in operations))
 
 
 def problem_schema() -> dict[str, Any]:

@@ -73,7 +73,7 @@ def job_routes(
                     }
                 },
             },
-            "callbacks": {"jobEnded": {"$ref": "#/components/callbacks/JobEnded"}},
+            "callbacks": {"jobEnded": {}},  # app/document.py writes it
         },
     )
     async def submit_job(request: Request) -> Response:

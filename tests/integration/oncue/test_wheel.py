@@ -16,10 +16,15 @@ PROGRAM = """
 import importlib.util, json, sys
 from pathlib import Path
 
-absent = ("fastapi", "sqlalchemy", "redis", "aiohttp", "typer", "alembic", "uvicorn")
+absent = ("fastapi", "sqlalchemy", "redis", "aiohttp", "typer", "alembic", "uvicorn", "structlog")
 assert not [name for name in absent if importlib.util.find_spec(name)], "the server came along"
 
 import oncue, oncue.testing, oncue.protocol
+from oncue import AsyncClient, Client, Context, Fail, handler, verify_webhook
+
+assert all(hasattr(oncue, name) for name in oncue.__all__)
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"app", "worker"}, "the services came along"
 assert Path(oncue.__file__).is_relative_to(sys.prefix), oncue.__file__
 assert Path(oncue.__file__).with_name("py.typed").exists()
 
