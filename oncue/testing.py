@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from oncue.handlers import REGISTRY, Context, takes_context
+from oncue.handlers import REGISTRY, Context, convert_params, params_type_of, takes_context
 
 MAX_BYTES: Final = 64 * 1024
 """The most that params and a result may have, as JSON."""
@@ -39,10 +39,12 @@ def run_handler(
     `context` sets fields of the `Context` that the handler is given (`attempt=2`, `shard_index=1`,
     `client_request_id="order-1"`); the others have values that are plain for a first attempt.
     What the handler raises is passed on. Params go through JSON, as they do on their way to a
-    worker. `isolation` is ignored: the handler runs here.
+    worker, and are converted to what the handler's annotation says. `isolation` is ignored: the
+    handler runs here.
 
     Raises:
         HandlerNotFound: there is no handler of this name.
+        ParamsInvalid: the params do not fit the annotation; a worker would fail the job.
         NotStorable: params or result are not JSON of at most 64 KiB.
         RuntimeError: an async handler, called where a loop runs: await `run_handler_async`.
     """
@@ -86,7 +88,12 @@ def _found(name_or_function: str | Callable[..., Any]) -> tuple[str, Callable[..
 def _arguments(
     name: str, function: Callable[..., Any], params: Any, context: dict[str, Any]
 ) -> tuple[Any, ...]:
-    sent = _as_json("params", params)
+    registered = REGISTRY.get(name)
+    if registered is not None and registered.function is function:
+        params_type = registered.params_type
+    else:
+        params_type = params_type_of(name, function, {})
+    sent = convert_params(params_type, _as_json("params", params))
     if not takes_context(name, function):
         return (sent,)
     now = time.time_ns() // 1_000_000
