@@ -188,7 +188,8 @@ def create_app(settings: Settings) -> FastAPI:
             fleet=parts.fleet,
         )
     )
-    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
+    changes = Changes(parts.ground, parts.fleet)
+    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         fleet_routes(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import hashlib
 import inspect
 import json
 import types
@@ -21,10 +20,8 @@ from typing import Any, Final
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
-from pydantic_core import SchemaError, core_schema
+from pydantic_core import PydanticSerializationError, SchemaError, core_schema, to_json
 
-MAX_SCHEMA_BYTES: Final = 64 * 1024
-"""The longest schema, as JSON text, that a worker publishes."""
 MOST_ERRORS_SHOWN: Final = 5
 SAFE_NUMBER: Final = 2**53
 """Below it an integer and its float are the same number."""
@@ -37,7 +34,7 @@ _CONSTRAINTS: Final = frozenset(
 )  # fmt: skip
 _EXACT: Final = frozenset({"int", "float", "str", "list", "tuple"})
 """Core schemas whose constraints JSON Schema counts as pydantic does."""
-_NO_MISSING: Final = getattr(enum.Enum._missing_, "__func__", None)  # noqa: SLF001 (documented)
+_NO_MISSING: Final = getattr(enum.Enum._missing_, "__func__", None)
 _ANYTHING_CONVERTED: Final = {"description": "what a validator of the handler itself converts"}
 
 
@@ -68,12 +65,8 @@ class ParamsType:
     """A resolved annotation: `convert` makes the value that the handler is given."""
 
     adapter: TypeAdapter[Any] = field(repr=False)
-    schema: Mapping[str, Any]
-
-    @property
-    def schema_text(self) -> str:
-        """The schema as it is published."""
-        return json.dumps(self.schema, ensure_ascii=False, separators=(",", ":"))
+    schema_text: str
+    """The JSON Schema as it is published."""
 
     def convert(self, params: Any) -> Any:
         """Return the value for the handler.
@@ -85,11 +78,6 @@ class ParamsType:
             return self.adapter.validate_json(json.dumps(params), strict=True)
         except ValidationError as error:
             raise BadParams(_field_errors(error)) from None
-
-
-def schema_digest(schema_text: str) -> str:
-    """Name a published schema by its content."""
-    return hashlib.sha256(schema_text.encode()).hexdigest()
 
 
 def params_type(function: Callable[..., Any], scope: Mapping[str, Any]) -> ParamsType | None:
@@ -108,7 +96,7 @@ def params_type(function: Callable[..., Any], scope: Mapping[str, Any]) -> Param
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
         schema = adapter.json_schema(schema_generator=_DoorSchema, mode="validation")
         schema = {"$schema": GenerateJsonSchema.schema_dialect, **schema}
-        json.dumps(schema, allow_nan=False)
+        schema_text = to_json(schema, inf_nan_mode="null").decode()
     except PydanticUndefinedAnnotation as error:
         raise UnusableAnnotation(f"{name} cannot be resolved: {_first_line(error)}") from error
     except (PydanticInvalidForJsonSchema, PydanticUserError, SchemaError) as error:
@@ -116,9 +104,11 @@ def params_type(function: Callable[..., Any], scope: Mapping[str, Any]) -> Param
             f"{name} has no JSON Schema ({_first_line(error)}); use a pydantic model, a dataclass, "
             "a TypedDict or JSON's own types"
         ) from error
-    except (TypeError, ValueError) as error:
-        raise UnusableAnnotation(f"the schema of {name} is not JSON: {_first_line(error)}") from error
-    return ParamsType(adapter, schema)
+    except (PydanticSerializationError, TypeError, ValueError) as error:
+        raise UnusableAnnotation(
+            f"the schema of {name} is not JSON: {_first_line(error)}"
+        ) from error
+    return ParamsType(adapter, schema_text)
 
 
 def _annotation_of(function: Callable[..., Any]) -> Any:
@@ -178,7 +168,7 @@ class _DoorSchema(GenerateJsonSchema):
     taken as it is.
     """
 
-    ignored_warning_kinds: typing.ClassVar[set[JsonSchemaWarningKind]] = {
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 (as the base class has it)
         "skipped-choice",
         "non-serializable-default",
     }
@@ -263,9 +253,7 @@ class _DoorSchema(GenerateJsonSchema):
 
     def _changes_text(self, schema: Any) -> bool:
         names = ("strip_whitespace", "to_lower", "to_upper")
-        return any(
-            schema.get(name, getattr(self._config, f"str_{name}", None)) for name in names
-        )
+        return any(schema.get(name, getattr(self._config, f"str_{name}", None)) for name in names)
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
         return _with_equal_numbers(super().literal_schema(schema))

@@ -40,7 +40,8 @@ def explain(errors: Iterable[ValidationError]) -> Iterator[Fault]:
         if isinstance(kind, ValidationErrorKind.Required):
             yield Fault(f"{place}/{_escape(kind.property)}", "is required")
         elif isinstance(
-            kind, ValidationErrorKind.AdditionalProperties | ValidationErrorKind.UnevaluatedProperties
+            kind,
+            ValidationErrorKind.AdditionalProperties | ValidationErrorKind.UnevaluatedProperties,
         ):
             for name in kind.unexpected[:_MANY]:
                 yield Fault(f"{place}/{_escape(name)}", "is no field of this handler's params")
@@ -79,7 +80,9 @@ def _types(error: ValidationError, here: list[Any]) -> list[str]:
     if isinstance(error.kind, ValidationErrorKind.Type):
         return error.kind.types
     if isinstance(error.kind, ValidationErrorKind.AnyOf):
-        return [name for branch in error.kind.context for one in branch for name in _types(one, here)]
+        return [
+            name for branch in error.kind.context for one in branch for name in _types(one, here)
+        ]
     return []
 
 

@@ -76,9 +76,7 @@ class SchemaCost:
         """The bound for values that are nested `depth` deep."""
         return self._by_depth[min(depth, len(self._by_depth) - 1)]
 
-    def _count(
-        self, key: int, before: Mapping[int, int], now: dict[int, int], chain: int
-    ) -> int:
+    def _count(self, key: int, before: Mapping[int, int], now: dict[int, int], chain: int) -> int:
         node = self._nodes.get(key)
         if node is None:
             return 1
