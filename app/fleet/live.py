@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from app.fleet.params_check import ParamsCheck
+from app.fleet.params_check import ParamsCheck, is_object
 from app.fleet.params_faults import Fault
 from app.fleet.schema_cost import UnusableSchema
 from app.ground import Ground
@@ -30,9 +30,9 @@ MAX_SCHEMAS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A published schema, and its check; one that cannot be used checks nothing."""
+    """A published schema, and its check; one that cannot be used is not shown or checks nothing."""
 
-    body: str
+    body: str | None
     check: ParamsCheck | None
 
 
@@ -174,4 +174,4 @@ def _compiled(body: str) -> Schema:
         return Schema(body, ParamsCheck(body))
     except UnusableSchema as error:
         log.warning("schema_not_usable", reason=str(error))
-        return Schema(body, None)
+        return Schema(body if is_object(body) else None, None)

@@ -73,13 +73,18 @@ class _Pattern:
                 raise ValueError(f"must match {self._pattern}") from None
 
 
-def _compile(body: str) -> tuple[SchemaCost, jsonschema_rs.Draft202012Validator]:
+def is_object(body: str) -> bool:
+    """Tell whether a text is one JSON object."""
     try:
-        root = from_json(body)
-    except ValueError as error:
-        raise UnusableSchema(f"it is not JSON: {error}") from None
-    if not isinstance(root, dict):
+        return isinstance(from_json(body, allow_inf_nan=False), dict)
+    except ValueError:
+        return False
+
+
+def _compile(body: str) -> tuple[SchemaCost, jsonschema_rs.Draft202012Validator]:
+    if not is_object(body):
         raise UnusableSchema("it is no JSON object")
+    root = from_json(body)
     cost = SchemaCost(root)
     if cost.for_depth(0) * 64 > MOST_COMPARISONS:
         raise UnusableSchema("it has too many alternatives")

@@ -121,7 +121,7 @@ def handler_view(offer: HandlerOffer) -> dict[str, Any]:
         "description": offer.description,
         "isolation": offer.isolation,
         "workers": offer.workers,
-        "paramsSchema": _fragment(offer.schemas[0].body) if offer.schemas else None,
+        "paramsSchema": _fragment(next((one.body for one in offer.schemas if one.body), None)),
         "paramsChecked": offer.checked,
     }
 
