@@ -218,6 +218,7 @@ class Beats(threading.Thread):
             answer = self._sender.send(body)
         except BeatFailed:
             if beat.schemas:
+                self._wanted = []
                 self._plain_until = boot_seconds() + SCHEMAS_AGAIN_SECONDS
             raise
         received = time.time()
