@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
@@ -182,6 +183,21 @@ def test_an_annotation_that_is_no_schema_is_told_when_it_is_registered() -> None
 
 class Nobody:
     """No model of anything."""
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "handlers.md").read_text()
+    section = page.partition("## Typed params")[2]
+    example = section.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "documented"}
+    exec(compile(example, "docs/handlers.md", "exec", dont_inherit=True), names)
+    order = {"orderId": 7, "customer": {"email": "ada@example.com"}}
+    assert run_handler("ship-order", order) == {"shipped": 7, "told": "ada@example.com"}
+    assert run_handler("resize", {"width": 2, "height": 3}) == 6
+    assert run_handler("report", {"month": "May"}) == "May"
+    assert run_handler("sum", [1, 2]) == 3
+    with pytest.raises(ParamsInvalid, match="customer: Field required"):
+        run_handler("ship-order", {"orderId": 7})
 
 
 def test_a_default_that_is_no_json_is_no_obstacle() -> None:
