@@ -222,6 +222,10 @@ class _DoorSchema(GenerateJsonSchema):
     def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         return {"type": "string", "format": "multi-host-uri"}
 
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+        """Some versions of pydantic take a number, too."""
+        return {"type": ["string", "number"]}
+
     def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
         """A list with repeats is a smaller set."""
         return _without(super().set_schema(schema), "uniqueItems", "maxItems")
