@@ -179,7 +179,11 @@ class _DoorSchema(GenerateJsonSchema):
         if updates and schema["type"] not in _EXACT and _CONSTRAINTS & updates.keys():
             kept = {name: value for name, value in updates.items() if name not in _CONSTRAINTS}
             schema = {**schema, "metadata": {**schema["metadata"], "pydantic_js_updates": kept}}
-        return super().generate_inner(schema)
+        found = super().generate_inner(schema)
+        if found.get("format") == "fraction":
+            # Some versions of pydantic take numbers, too, by a function that says only this.
+            return {**found, "type": ["string", "number", "boolean"]}
+        return found
 
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
         """Floats are compared as such, and what is a multiple depends on their rounding."""
