@@ -175,7 +175,7 @@ def convert_params(params_type: ParamsType | None, params: Any) -> Any:
     """
     if params_type is None:
         return params
-    from oncue.params import BadParams  # noqa: PLC0415 (loaded already, or there were no type)
+    from oncue.params import BadParams  # noqa: PLC0415 (loaded already: there is a type)
 
     try:
         return params_type.convert(params)
