@@ -211,7 +211,20 @@ INSERT INTO schema_revision (id, revision, oldest_code) VALUES (1, 1, 1);
 
 INSERT INTO alembic_version (version_num) VALUES ('0001');
 
--- Running upgrade 0001 -> 0005
+-- Running upgrade 0001 -> 0003
+
+CREATE TABLE handler_schema (
+    digest VARCHAR(64) NOT NULL COMMENT 'SHA-256 of the body', 
+    body MEDIUMTEXT NOT NULL, 
+    seen_at BIGINT NOT NULL, 
+    CONSTRAINT pk_handler_schema PRIMARY KEY (digest)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 3, oldest_code = 1 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0001';
+
+-- Running upgrade 0003 -> 0005
 
 ALTER TABLE job_info ADD COLUMN expires_at BIGINT COMMENT 'fails unless an attempt has begun by then';
 
@@ -221,7 +234,7 @@ CREATE TABLE job_expiry (
     CONSTRAINT pk_job_expiry PRIMARY KEY (look_at, job_id)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
 
-UPDATE schema_revision SET revision = 2 WHERE id = 1;
+UPDATE schema_revision SET revision = 5 WHERE id = 1;
 
-UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0001';
+UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0003';
 

@@ -29,6 +29,12 @@ CREATE TABLE dispatch_term (
 	since BIGINT NOT NULL, 
 	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
 );
+CREATE TABLE handler_schema (
+	digest VARCHAR(64) NOT NULL, 
+	body TEXT NOT NULL, 
+	seen_at BIGINT NOT NULL, 
+	CONSTRAINT pk_handler_schema PRIMARY KEY (digest)
+);
 CREATE TABLE job_expiry (
 	look_at BIGINT NOT NULL, 
 	job_id BIGINT NOT NULL, 

@@ -307,11 +307,21 @@ def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) ->
 
 
 @commands.command()
-def handlers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """List the handlers that live workers offer."""
+def handlers(
+    name: Annotated[str | None, typer.Argument(help="Show this one, with its params.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List the handlers that live workers offer, or show one and the fields of its params."""
     with _talking(url, api_key) as client:
-        found = list(client.handlers())
+        found = [one for one in client.handlers() if name in (None, one.name)]
+    if name is None:
         show.show_json_list(found) if as_json else show.show_handlers(found)
+    elif not found:
+        _end(SERVER_REFUSED, f"no live worker offers the handler {name!r} (handler_not_offered)")
+    else:
+        show.show_json(found[0]) if as_json else show.show_handler(found[0])
 
 
 @contextmanager

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from app.client_schema import field_rows
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from app.schedules.preview import Fire
     from oncue.results import Callback, Execution, Explanation, Job, OfferedHandler, Result, Worker
@@ -46,8 +49,6 @@ def show_json_list(results: Iterable[Result]) -> None:
 
 def show_job(job: Job) -> None:
     """Print one job: what it is, how it stands, and its newest attempts."""
-    from rich.table import Table
-
     lines: list[tuple[str, str | None]] = [
         ("job", str(job.job_id)),
         ("status", job.status),
@@ -65,14 +66,8 @@ def show_job(job: Job) -> None:
         ("error", None if job.error is None else f"{job.error.message} ({job.error.code})"),
         *(("warning", warning.message) for warning in job.warnings),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in lines:
-        if value is not None:
-            grid.add_row(name, _text(value))
     console = out()
-    console.print(grid)
+    console.print(_grid(lines))
     if job.executions:
         console.print()
         _print_executions(console, job.executions)
@@ -175,6 +170,26 @@ def show_fires(fires: Iterable[Fire]) -> None:
     _print_table(out(), ("FIRES", "UTC", "CLOCK CHANGE"), rows)
 
 
+def show_handler(handler: OfferedHandler) -> None:
+    """Print one handler, and the fields of its params."""
+    checked = "checked when submitted" if handler.params_checked else "not checked when submitted"
+    console = out()
+    grid = _grid(
+        [
+            ("handler", handler.name),
+            ("description", handler.description or None),
+            ("isolation", handler.isolation),
+            ("workers", str(handler.workers)),
+            ("params", "not typed" if handler.params_schema is None else f"typed, {checked}"),
+        ]
+    )
+    console.print(grid)
+    if handler.params_schema is not None:
+        console.print()
+        rows = field_rows(handler.params_schema)
+        _print_table(console, ("FIELD", "TYPE", "REQUIRED", "NOTES"), rows)
+
+
 def out() -> Console:
     """The console of stdout: as wide as the terminal, or without limit where none is."""
     from rich.console import Console
@@ -217,6 +232,18 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
 def _say_more(shown: int, *, more: bool) -> None:
     if more:
         print(f"Only the newest {shown}: --limit shows more.", file=sys.stderr)
+
+
+def _grid(lines: Iterable[tuple[str, str | None]]) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in lines:
+        if value is not None:
+            grid.add_row(name, _text(value))
+    return grid
 
 
 def _took(execution: Execution) -> str:

@@ -201,8 +201,9 @@ def create_app(settings: Settings) -> FastAPI:
             fleet=parts.fleet,
         )
     )
-    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
     app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
+    changes = Changes(parts.ground, parts.fleet)
+    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     app.include_router(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from oncue.handlers import Context, Fail, HandlerNameTaken, Retry, handler
+from oncue.handlers import Context, Fail, HandlerNameTaken, ParamsInvalid, Retry, handler
 from oncue.version import __version__
 from oncue.webhooks import WebhookVerificationError, sign_webhook, verify_webhook
 
@@ -96,6 +96,7 @@ __all__ = [
     "NotFound",
     "OfferedHandler",
     "OncueError",
+    "ParamsInvalid",
     "Reason",
     "Retries",
     "Retry",

@@ -25,6 +25,10 @@ MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_NAME_LENGTH: Final = 128
 MAX_ERROR_MESSAGE_LENGTH: Final = 2000
 MAX_INTERNAL_BODY_BYTES: Final = 8 * 1024 * 1024
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+"""The longest JSON Schema of a handler's params that is published."""
+MAX_SCHEMAS_BYTES: Final = 1024 * 1024
+"""The most that all schemas of one worker, and so of one beat, may have together."""
 MAX_RUNS_PER_REQUEST: Final = 500
 MAX_REPORTS_PER_REQUEST: Final = 500
 
@@ -278,6 +282,18 @@ class OfferedHandler(Message):
     name: str = Field(max_length=MAX_NAME_LENGTH)
     isolation: str = "none"
     description: str = ""
+    params_digest: str | None = Field(
+        default=None,
+        max_length=64,
+        description="SHA-256 (hex) of the text of its `ParamsSchema`; none: params are not typed.",
+    )
+
+
+class ParamsSchema(Message):
+    """The JSON Schema (draft 2020-12) of a handler's params, as text, named by its SHA-256."""
+
+    digest: str = Field(max_length=64)
+    body: str = Field(max_length=MAX_SCHEMA_BYTES)
 
 
 class Held(Message):
@@ -308,6 +324,10 @@ class Heartbeat(Message):
     term_seen: Int64 = 0
     held: list[Held] = Field(default_factory=list)
     held_deliveries: list[str] = Field(default_factory=list)
+    schemas: list[ParamsSchema] = Field(
+        default_factory=list,
+        description="Those that the answer to the beat before asked for as `wantedSchemas`.",
+    )
 
 
 class HeartbeatResponse(Message):
@@ -316,6 +336,10 @@ class HeartbeatResponse(Message):
     term: Int64
     now: Int64 = Field(description="The database's time, epoch ms.")
     unwanted: list[str] = Field(description="Held executions that are to be stopped and dropped.")
+    wanted_schemas: list[str] = Field(
+        default_factory=list,
+        description="Digests of this worker's handlers whose schema is not known here yet.",
+    )
 
 
 class WorkerHealth(Message):

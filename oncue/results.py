@@ -183,12 +183,18 @@ class Worker(Result):
 
 
 class OfferedHandler(Result):
-    """A handler that at least one live worker offers; `workers` is how many do."""
+    """A handler that at least one live worker offers; `workers` is how many do.
+
+    `params_schema` is the JSON Schema of its params, None when they are not typed.
+    `params_checked` tells whether a submission that does not fit is refused now.
+    """
 
     name: str
     description: str = ""
     isolation: str = "none"
     workers: int = 0
+    params_schema: dict[str, Any] | None = None
+    params_checked: bool = False
 
 
 class CronFire(Result):

@@ -54,10 +54,7 @@ def _run(request: dict[str, Any]) -> Verdict:
         for module in request["modules"]:
             importlib.import_module(module)
         handler = REGISTRY[request["handler"]]
-        arguments = [request["params"]]
-        if handler.takes_context:
-            arguments.append(Context(**request["context"]))
-        value = handler.function(*arguments)
+        value = handler.call(request["params"], lambda: Context(**request["context"]))
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return judge_value(value)

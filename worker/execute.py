@@ -169,10 +169,7 @@ class Executor:
 
     def _call(self, execution: Execution) -> Any:
         execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
-        handler = execution.handler
-        if handler.takes_context:
-            return handler.function(execution.run.params, self._context(execution))
-        return handler.function(execution.run.params)
+        return execution.handler.call(execution.run.params, lambda: self._context(execution))
 
     def _failed(self, execution: Execution, error: BaseException) -> Verdict:
         verdict = judge_error(error)

@@ -140,7 +140,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         weight=settings.worker_weight,
         labels=settings.worker_labels,
         delivers=settings.delivers,
-        handlers=describe_offer(offered),
+        offer=describe_offer(offered),
     )
     held = Held(settings.worker_capacity)
     terms, clock, cost, metrics = Terms(), DatabaseClock(), RecentCost(), Metrics()

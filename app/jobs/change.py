@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
+from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.check_params import refused_params
 from app.jobs.look import find_job, no_such_job
 from app.jobs.schemas import ChangeJob, TriggerJob
 from app.jobs.submit import params_text, parse_object
@@ -23,6 +25,7 @@ from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
 from app.lifecycle.moves.trigger import OtherParams, trigger_job
+from app.lifecycle.reads import read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.bus import CANCEL, ENDED, OWED, WAKE
@@ -50,8 +53,9 @@ _NOT_TRIGGERED: Final = {
 class Changes:
     """Changes jobs for callers: what it returns is committed, and dispatch has been told."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
         self._database = ground.database
+        self._fleet = fleet
         self._bus = ground.bus
         self._metrics = ground.metrics
 
@@ -109,12 +113,16 @@ class Changes:
         """Make a task that waits due now, with other params if the body names some.
 
         Raises:
-            Problem: `precondition_failed`, `invalid_json`, `validation_failed`, `job_not_found`
-                or `verb_not_possible`.
+            Problem: `precondition_failed`, `invalid_json`, `validation_failed`,
+                `params_invalid`, `job_not_found` or `verb_not_possible`.
         """
         revisions = None if if_match is None else _revisions(if_match)
-        other = _other_params(parse_object(body)) if body.strip() else None
+        request = _trigger_request(parse_object(body) if body.strip() else {})
         asked = _asked(caller, job_id)
+        other = None
+        if "params" in request.model_fields_set:
+            other = OtherParams(params_text(request.params))
+            await self._check_params(asked, request.params, other.params)
         changed = await self._write(
             "trigger",
             asked,
@@ -132,7 +140,7 @@ class Changes:
 
         Raises:
             Problem: `precondition_required`, `precondition_failed`, `invalid_json`,
-                `validation_failed`, `job_not_found` or `verb_not_possible`.
+                `validation_failed`, `params_invalid`, `job_not_found` or `verb_not_possible`.
         """
         if if_match is None:
             raise Problem(
@@ -140,8 +148,11 @@ class Changes:
                 'Send If-Match with the ETag of the job as you saw it, as If-Match: "3".',
             )
         revisions = _revisions(if_match)
-        values = _new_values(parse_object(body))
+        request = _request(parse_object(body))
+        values = _new_values(request)
         asked = _asked(caller, job_id)
+        if values.new_params:
+            await self._check_params(asked, request.params, values.params)
         changed = await self._write(
             "change",
             asked,
@@ -151,6 +162,17 @@ class Changes:
         )
         self._wake(changed)
         return await self._look(caller, job_id)
+
+    async def _check_params(self, asked: Asked, params: Any, text: str | None) -> None:
+        # A job never changes its handler: it may be read before the change.
+        handler = await self._database.read(
+            lambda connection: read_handler(connection, asked.job_id, tenant_id=asked.tenant_id)
+        )
+        if handler is None:
+            raise no_such_job(asked.job_id)
+        refusal = await refused_params(self._fleet, handler, params, text)
+        if refusal is not None:
+            raise refusal
 
     async def _write(
         self, verb: str, asked: Asked, work: Callable[[AsyncConnection], Awaitable[Answer]]
@@ -210,19 +232,21 @@ def _revisions(if_match: str) -> frozenset[int] | None:
     return frozenset(int(found[1]) for part in parts if (found := _ETAG.fullmatch(part)))
 
 
-def _other_params(sent: dict[str, Any]) -> OtherParams | None:
+def _trigger_request(sent: dict[str, Any]) -> TriggerJob:
     try:
-        request = TriggerJob.model_validate(sent)
+        return TriggerJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
-    return OtherParams(params_text(request.params)) if request.model_fields_set else None
 
 
-def _new_values(sent: dict[str, Any]) -> NewValues:
+def _request(sent: dict[str, Any]) -> ChangeJob:
     try:
-        request = ChangeJob.model_validate(sent)
+        return ChangeJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
+
+
+def _new_values(request: ChangeJob) -> NewValues:
     fields = request.model_fields_set
     columns: dict[str, Any] = {name: getattr(request, name) for name in _COLUMNS if name in fields}
     if "retry_interval_seconds" in fields:

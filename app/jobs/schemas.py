@@ -380,6 +380,14 @@ class Handler(_Wire):
     description: str
     isolation: str
     workers: int = Field(description="How many live workers offer it.")
+    params_schema: dict[str, Any] | None = Field(
+        description="JSON Schema (draft 2020-12) of the params, that of most workers if they "
+        "differ; null when they are not typed."
+    )
+    params_checked: bool = Field(
+        description="Whether submissions are checked now: all live workers publish a schema, and "
+        "one of these must accept the params."
+    )
 
 
 class HandlerList(_Wire):

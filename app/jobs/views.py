@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from sqlalchemy import RowMapping
 
+from app.fleet.live import HandlerOffer
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
 from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, ExecutionStatus, JobStatus
@@ -111,6 +112,18 @@ def worker_view(node: Node) -> dict[str, Any]:
         "cpuIdlePercent": node.cpu_idle_percent,
         "delivers": node.delivers,
         "lastHeartbeat": rfc3339(node.last_heartbeat),
+    }
+
+
+def handler_view(offer: HandlerOffer) -> dict[str, Any]:
+    """Show one handler on offer."""
+    return {
+        "name": offer.name,
+        "description": offer.description,
+        "isolation": offer.isolation,
+        "workers": offer.workers,
+        "paramsSchema": _fragment(next((one.body for one in offer.schemas if one.body), None)),
+        "paramsChecked": offer.checked,
     }
 
 

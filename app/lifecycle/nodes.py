@@ -96,7 +96,9 @@ async def record_beat(
             "url": beat.url.rstrip("/"),
             "version": beat.version,
             "state": str(beat.state),
-            "handlers": orjson.dumps([one.model_dump() for one in beat.handlers]).decode(),
+            "handlers": orjson.dumps(
+                [one.model_dump(exclude_none=True) for one in beat.handlers]
+            ).decode(),
             "labels": orjson.dumps(beat.labels).decode(),
             "capacity": beat.capacity,
             "weight": beat.weight,

@@ -42,6 +42,16 @@ class JobRecord:
     """Result of each execution that has one, by execution id."""
 
 
+async def read_handler(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> str | None:
+    """Return the name of the handler of a job of the tenant, None when there is no such job."""
+    found = await connection.execute(
+        text("SELECT job_handler FROM job_info WHERE id = :id AND tenant_id = :tenant"),
+        {"id": job_id, "tenant": tenant_id},
+    )
+    name: str | None = found.scalar_one_or_none()
+    return name
+
+
 async def read_job(
     connection: AsyncConnection, job_id: int, *, tenant_id: int, executions: int
 ) -> JobRecord | None:

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 2
+SCHEMA_REVISION: Final = 5
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -206,6 +206,15 @@ worker_node = Table(
     Column("beats", BigInteger, nullable=False),
     Column("first_heartbeat", BigInteger, nullable=False),
     Column("last_heartbeat", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+handler_schema = Table(
+    "handler_schema",
+    metadata,
+    Column("digest", String(64), primary_key=True, comment="SHA-256 of the body"),
+    Column("body", _Body, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 

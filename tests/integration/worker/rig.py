@@ -31,6 +31,9 @@ class FakeDispatcher:
         self.reports: list[ReportsRequest] = []
         self.bodies: list[bytes] = []
         self.unwanted: list[str] = []
+        self.wanted_schemas: list[str] | None = None
+        self.refuses_schemas = False
+        self.refused_beats = 0
         self.deliveries: list[dict[str, Any]] = []
         self.status_of: Callable[[ReportsRequest], int] = lambda _: 200
         self.acknowledges: Callable[[str], bool] = lambda _: True
@@ -79,8 +82,18 @@ class FakeDispatcher:
     async def _beat(self, request: web.Request) -> web.Response:
         if self.silent:
             return web.Response(status=503)
-        self.beats.append(Heartbeat.model_validate_json(await request.read()))
-        answer = {"term": self.term, "now": int(time.time() * 1000), "unwanted": self.unwanted}
+        beat = Heartbeat.model_validate_json(await request.read())
+        if self.refuses_schemas and beat.schemas:
+            self.refused_beats += 1
+            return web.Response(status=413)
+        self.beats.append(beat)
+        answer: dict[str, Any] = {
+            "term": self.term,
+            "now": int(time.time() * 1000),
+            "unwanted": self.unwanted,
+        }
+        if self.wanted_schemas is not None:  # a dispatcher of the last release does not ask
+            answer["wantedSchemas"] = self.wanted_schemas
         return web.json_response(answer)
 
     async def _report(self, request: web.Request) -> web.Response:
