@@ -159,26 +159,15 @@ def main() -> None:
 
 
 async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None) -> None:
-    from app.embedded import WorkerProcess, load_secrets, when_ready
+    from app.embedded import WorkerProcess, when_ready, worker_environment
     from app.serve import serve
 
-    secret = own.webhook_secret
     api_url = f"http://{settings.host}:{settings.port}"
     worker_url = f"http://127.0.0.1:{own.worker_port}"
     process = WorkerProcess(
         {
-            "ONCUE_DISPATCHER_URL": api_url,
-            "ONCUE_REDIS_URL": settings.redis_url,
-            "ONCUE_REDIS_PREFIX": settings.redis_prefix,
-            "ONCUE_INTERNAL_TOKEN": settings.internal_token.get_secret_value(),
-            "ONCUE_WEBHOOK_SECRET": load_secrets(settings.home).webhook_secret
-            if secret is None
-            else secret.get_secret_value(),
-            "ONCUE_EGRESS_ALLOW": own.egress_allow,
-            "ONCUE_WORKER_HOST": "127.0.0.1",
-            "ONCUE_WORKER_PORT": str(own.worker_port),
+            **worker_environment(settings, own, api_url),
             "ONCUE_ADVERTISE_URL": worker_url,
-            "ONCUE_HANDLERS": own.handlers,
         }
     )
 
@@ -203,13 +192,7 @@ async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey 
 
 
 def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> None:
-    from app.embedded import (
-        EmbeddedValkey,
-        UpSettings,
-        exclusive_home,
-        load_secrets,
-        wait_for_port,
-    )
+    from app.embedded import UpSettings, embed, exclusive_home, wait_for_port
     from app.migrate import migrate as run_migrations
     from app.serve import run
 
@@ -222,17 +205,7 @@ def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> Non
     # Until the servers run, either signal simply ends this process, and with it its children.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with exclusive_home(settings.home):
-        changes: dict[str, Any] = {}
-        if not settings.internal_token.get_secret_value():
-            changes["internal_token"] = SecretStr(load_secrets(settings.home).internal_token)
-        if "database_url" not in settings.model_fields_set:
-            path = settings.home.resolve() / "oncue.db"
-            changes["database_url"] = f"sqlite+aiosqlite:///{path}"
-        valkey = None
-        if "redis_url" not in settings.model_fields_set:
-            valkey = EmbeddedValkey(settings.home)
-            changes["redis_url"] = valkey.url
-        settings = settings.model_copy(update=changes)
+        settings, valkey = embed(settings)
         for busy in (settings.port, own.worker_port):
             wait_for_port(settings.host, busy)
         run_migrations(settings.database_url)

@@ -106,17 +106,28 @@ def handler(
         known = REGISTRY.get(name)
         if known is not None and not _same_function(known.function, function):
             raise HandlerNameTaken(f"handler {name!r} is registered by {known.function.__module__}")
-        REGISTRY[name] = RegisteredHandler(
-            name=name,
-            function=function,
-            isolation=isolation,
-            description=(inspect.getdoc(function) or "").split("\n", 1)[0][:200],
-            takes_context=takes_context(name, function),
-            is_async=inspect.iscoroutinefunction(function),
-        )
+        REGISTRY[name] = describe_handler(name, function, isolation)
         return function
 
     return register
+
+
+def describe_handler(
+    name: str, function: Callable[..., Any], isolation: Isolation = "none"
+) -> RegisteredHandler:
+    """Return what a worker needs to offer `function` under `name`, registering nothing.
+
+    Raises:
+        ValueError: it takes neither one nor two positional arguments.
+    """
+    return RegisteredHandler(
+        name=name,
+        function=function,
+        isolation=isolation,
+        description=(inspect.getdoc(function) or "").split("\n", 1)[0][:200],
+        takes_context=takes_context(name, function),
+        is_async=inspect.iscoroutinefunction(function),
+    )
 
 
 def _same_function(known: Callable[..., Any], new: Callable[..., Any]) -> bool:

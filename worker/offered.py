@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oncue.handlers import REGISTRY, RegisteredHandler
+from oncue.handlers import RegisteredHandler
 from oncue.protocol import OfferedHandler
 
 
@@ -37,9 +37,11 @@ def import_handlers(modules: Sequence[str]) -> None:
             ) from error
 
 
-def offer(built_in: Mapping[str, RegisteredHandler]) -> dict[str, RegisteredHandler]:
+def offer(
+    built_in: Mapping[str, RegisteredHandler], own: Mapping[str, RegisteredHandler]
+) -> dict[str, RegisteredHandler]:
     """All handlers by name; one that a team registered wins over a built-in one."""
-    return {**built_in, **REGISTRY}
+    return {**built_in, **own}
 
 
 def describe_offer(offered: Mapping[str, RegisteredHandler]) -> tuple[OfferedHandler, ...]:
