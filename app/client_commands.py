@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from app import client_complete as complete
 from app import client_show as show
 
 if TYPE_CHECKING:
@@ -58,16 +59,34 @@ ApiKey = Annotated[
     typer.Option(help="The API key; the variable keeps it out of `ps`.", envvar="ONCUE_API_KEY"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-JobId = Annotated[int, typer.Argument(help="The job's id.", min=1, show_default=False)]
+JobId = Annotated[
+    int,
+    typer.Argument(
+        help="The job's id.",
+        min=1,
+        show_default=False,
+        metavar="ID",
+        autocompletion=complete.job_ids,
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended.")]
 WaitSeconds = Annotated[
     float | None, typer.Option("--timeout", help="Most seconds to --wait.", min=0)
 ]
 
 
-@commands.command()
+@commands.command(
+    epilog=show.examples(
+        'oncue submit --handler echo --params \'{"hello": "world"}\' --wait',
+        "oncue submit --handler send-invoice --params @invoice.json --request-id order-1001",
+        "oncue submit --handler echo --run-at 2030-01-31T09:00:00+01:00 --label team=billing",
+    )
+)
 def submit(
-    handler: Annotated[str, typer.Option(help="The handler that runs the job.")],
+    handler: Annotated[
+        str,
+        typer.Option(help="The handler that runs the job.", autocompletion=complete.handler_names),
+    ],
     name: Annotated[
         str | None, typer.Option(help="A name for people; the handler's by default.")
     ] = None,
@@ -126,7 +145,7 @@ def submit(
             _show(job, as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue get 7", "oncue get 7 --wait --timeout 60 --json"))
 def get(
     job_id: JobId,
     wait: Wait = False,
@@ -145,10 +164,23 @@ def get(
             _show(job, as_json=as_json)
 
 
-@commands.command(name="list")
+@commands.command(
+    name="list",
+    epilog=show.examples(
+        "oncue list --status FAILED --limit 20",
+        "oncue list --label team=billing --json",
+        "oncue list --created-from 2030-01-31T00:00:00Z",
+    ),
+)
 def list_jobs(
-    status: Annotated[str | None, typer.Option(help="As WAITING or FAILED.")] = None,
-    handler: Annotated[str | None, typer.Option(help="The handler's name.")] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(help="As WAITING or FAILED.", autocompletion=complete.states),
+    ] = None,
+    handler: Annotated[
+        str | None,
+        typer.Option(help="The handler's name.", autocompletion=complete.handler_names),
+    ] = None,
     name_prefix: Annotated[str | None, typer.Option(help="How the job's name begins.")] = None,
     label: Annotated[str | None, typer.Option(help="NAME=VALUE.")] = None,
     request_id: Annotated[str | None, typer.Option(help="The idempotency key.")] = None,
@@ -183,35 +215,35 @@ def list_jobs(
             show.show_jobs(jobs, more=len(jobs) == limit and next(found, None) is not None)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue cancel 7"))
 def cancel(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Cancel a job that has not ended."""
     with _talking(url, api_key) as client:
         _show(client.cancel(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue retry 7"))
 def retry(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Open a FAILED or CANCELLED job again, with all its attempts anew."""
     with _talking(url, api_key) as client:
         _show(client.retry(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue pause 7"))
 def pause(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Keep a waiting job from running until it is resumed."""
     with _talking(url, api_key) as client:
         _show(client.pause(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue resume 7"))
 def resume(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Let a paused job go on."""
     with _talking(url, api_key) as client:
         _show(client.resume(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue workers", "oncue workers --json"))
 def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """List the workers and their load."""
     with _talking(url, api_key) as client:
@@ -219,12 +251,67 @@ def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) ->
         show.show_json_list(found) if as_json else show.show_workers(found)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue handlers", "oncue handlers --json"))
 def handlers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """List the handlers that live workers offer."""
     with _talking(url, api_key) as client:
         found = list(client.handlers())
         show.show_json_list(found) if as_json else show.show_handlers(found)
+
+
+@commands.command(
+    epilog=show.examples(
+        "oncue drain worker-1",
+        "oncue drain worker-1 worker-2 --wait --timeout 600",
+        "oncue drain http://10.0.0.7:8081",
+    )
+)
+def drain(
+    workers: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names, ids or addresses of workers.",
+            metavar="WORKER",
+            show_default=False,
+            autocompletion=complete.worker_names,
+        ),
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when they hold nothing.")] = False,
+    timeout: WaitSeconds = None,
+    internal_token: Annotated[
+        str | None,
+        typer.Option(
+            help="What workers and dispatchers share; the variable keeps it out of `ps`.",
+            envvar="ONCUE_INTERNAL_TOKEN",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Let workers take no more runs; what runs goes on. Only a restart undoes it."""
+    from app.client_drain import DrainRefused, StillHeld, WorkerNotReached, find_targets
+    from app.client_drain import drain as drain_workers
+
+    _needs_wait(wait, timeout)
+    try:
+        with _talking(url, api_key) as client:
+            told = drain_workers(
+                find_targets(client, workers),
+                internal_token,
+                wait=wait,
+                timeout=timeout,
+                watch=lambda one: None if as_json else print(show.printable(one.sentence())),
+            )
+    except DrainRefused as error:
+        _end(SERVER_REFUSED, str(error))
+    except WorkerNotReached as error:
+        _end(NOT_REACHED, str(error))
+    except StillHeld as error:
+        _end(WAIT_TIMED_OUT, str(error))
+    if as_json:
+        print(json.dumps([one.document() for one in told], indent=2))
 
 
 @contextmanager

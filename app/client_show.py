@@ -130,6 +130,11 @@ def when(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(("Examples:", *lines))
+
+
 def json_line(value: Any) -> str:
     """Write JSON on one line, readable."""
     return json.dumps(value, ensure_ascii=False)
