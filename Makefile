@@ -26,7 +26,7 @@ check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	.venv/bin/lint-imports --no-logo
 	$(PYTHON_IN_VENV) -m pytest -q tests/unit
 
-verify: ## Fail when a generated file (OpenAPI documents, state diagram) is stale
+verify: ## Fail when a generated file (OpenAPI documents, states, reference) is stale
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m tools.generate --check
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -49,6 +50,7 @@ Handlers = Annotated[
 
 REFUSED = 2
 FAULT = 70
+OWN_PACKAGES = {"app", "oncue", "worker"}
 FIRST_JOB = (
     '{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{"hello":"world"}}'
 )
@@ -111,6 +113,8 @@ def worker(
         environment["ONCUE_WORKER_PORT"] = str(port)
     if handlers:
         environment["ONCUE_HANDLERS"] = ",".join(handlers)
+    if importlib.util.find_spec("uvicorn") is None:
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
     # The worker shares no code with the dispatcher: this process becomes it.
     os.execve(sys.executable, [sys.executable, "-m", "worker"], environment)
 
@@ -199,6 +203,11 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         code = INTERRUPTED
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in OWN_PACKAGES:
+            raise
+        _say(f"this command needs the server: pip install 'oncue[server]' ({error.msg})")
+        code = REFUSED
     except Exception as error:
         if os.environ.get("ONCUE_TRACEBACK"):
             raise

@@ -49,10 +49,14 @@ class UpSettings(BaseSettings):
         env_prefix="ONCUE_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
     )
 
-    worker_port: int = Field(8081, ge=0, le=65535)
-    handlers: str = ""
-    webhook_secret: SecretStr | None = None
-    egress_allow: str = "127.0.0.0/8"
+    worker_port: int = Field(8081, ge=0, le=65535, description="port of its worker")
+    handlers: str = Field("", description="modules with @handler functions, a comma list")
+    webhook_secret: SecretStr | None = Field(
+        None, description="signs callbacks; unset: one is drawn and kept in secrets.json"
+    )
+    egress_allow: str = Field(
+        "127.0.0.0/8", description="networks that callbacks may reach besides public ones"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import pytest
 import typer.main
+import typer.models
 
 from app.cli import app
+from app.client_commands import commands
 from oncue import __version__
 from oncue.testing import Platform
 from tests.support.cli import ONCUE, cli_environment, oncue
 from tests.support.processes import ROOT
+from tools.reference import EXIT_CODES
 
 NOWHERE = "http://127.0.0.1:1"
 COMMANDS = typer.main.get_group(app).commands
@@ -29,6 +33,32 @@ def test_the_help_of_a_command_has_examples_and_a_text_for_each_parameter(name: 
     assert (command.epilog or "").startswith("Examples:")
     assert f"oncue {name}" in (command.epilog or "")
     assert [one.name for one in command.params if not getattr(one, "help", None)] == []
+
+
+EXAMPLES = [
+    example for command in COMMANDS.values() for example in (command.epilog or "").split("\n\n")[1:]
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_in_a_help_is_understood(example: str) -> None:
+    words = shlex.split(example)
+    while "=" in words[0]:
+        del words[0]
+    program, name, *rest = words
+    assert program == "oncue"
+    COMMANDS[name].make_context(name, rest)  # reads the flags, runs nothing
+
+
+def test_every_command_of_a_caller_and_every_exit_code_is_explained() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert [one.name for one in commands.registered_commands if f"`{named(one)}" not in page] == []
+    assert [code for code, _ in EXIT_CODES if f"| {code} |" not in page] == []
+
+
+def named(command: typer.models.CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__
 
 
 @pytest.mark.parametrize(
