@@ -317,7 +317,7 @@ def drain(
 @contextmanager
 def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     """A client whose errors end the command with a sentence and the code of their kind."""
-    from oncue import ApiError, Client, Retries, Unavailable
+    from oncue import ApiError, Client, Retries, Unauthorized, Unavailable
 
     try:
         client = Client(url, api_key=api_key, retries=Retries(attempts=ATTEMPTS))
@@ -326,6 +326,8 @@ def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     try:
         with client:
             yield client
+    except Unauthorized as error:
+        _end(SERVER_REFUSED, f"set ONCUE_API_KEY to a key that the server knows ({error.code})")
     except ApiError as error:
         _end(SERVER_REFUSED, str(error))
     except Unavailable as error:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WIDE: Final = 100_000
 """Columns where no terminal is: nothing that goes into a pipe is cut."""
+TIMES: Final = frozenset({"CREATED", "FINISHED OR NEXT", "LAST BEAT", "STARTED"})
 COLOUR_OF: Final = {
     "SUCCEEDED": "green",
     "UP": "green",
@@ -67,9 +68,9 @@ def show_job(job: Job) -> None:
         if value is not None:
             grid.add_row(name, _text(value))
     console = out()
-    console.print(grid)
+    _print(console, grid)
     if job.executions:
-        console.print()
+        print()
         _print_executions(console, job.executions)
 
 
@@ -82,8 +83,8 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
             job.job_handler,
             job.job_name,
             f"{job.attempt}/{job.max_retry + 1}",
-            when(job.created_at),
-            when(job.finished_at) or when(job.next_trigger_time),
+            _short(job.created_at),
+            _short(job.finished_at) or _short(job.next_trigger_time),
         )
         for job in jobs
     ]
@@ -102,7 +103,7 @@ def show_workers(workers: Iterable[Worker]) -> None:
             f"{one.active}/{one.capacity}",
             str(one.queued),
             f"{one.avg_cost_ms:.0f} ms",
-            when(one.last_heartbeat),
+            _short(one.last_heartbeat),
             one.url,
             " ".join(one.handlers),
         )
@@ -153,7 +154,7 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
             str(one.attempt),
             one.status,
             (one.worker_id or "").partition("#")[0],  # the whole id is in the JSON
-            when(one.started_at or one.claimed_at),
+            _short(one.started_at or one.claimed_at),
             _took(one),
             one.reason or (f"{one.error.message} ({one.error.code})" if one.error else ""),
         )
@@ -173,10 +174,29 @@ def _print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
+        # On a narrow terminal names fold; a time in two lines cannot be read.
+        whole = not console.is_terminal or name in TIMES
+        table.add_column(name, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(_text(cell) for cell in row))
-    console.print(table)
+    _print(console, table)
+
+
+def _print(console: Console, table: Any) -> None:
+    """Print a table; where no terminal is, without the blanks that fill its last column."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _short(moment: datetime | None) -> str:
+    """Write a moment for a table: on a terminal this year's dates go without their year."""
+    text = when(moment)
+    this_year = f"{datetime.now(UTC):%Y}-"
+    return text.removeprefix(this_year) if sys.stdout.isatty() else text
 
 
 def _text(cell: str) -> Any:

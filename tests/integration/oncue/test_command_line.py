@@ -198,6 +198,17 @@ def test_completion_is_shown_and_installed(shell: str, tmp_path: Path) -> None:
     assert any("_ONCUE_COMPLETE" in one.read_text() for one in written)
 
 
+def test_a_missing_key_is_asked_for_and_tables_end_where_their_text_does() -> None:
+    with Platform({}, settings={"ONCUE_API_KEYS": "me:a-key-of-mine"}) as platform:
+        told = oncue("workers", url=platform.url)
+        assert (told.code, told.out) == (3, "")
+        assert told.err.startswith("oncue: set ONCUE_API_KEY ")
+        for words in (("workers",), ("handlers",), ("submit", "--handler", "echo", "--wait")):
+            told = oncue(*words, url=platform.url, variables={"ONCUE_API_KEY": "a-key-of-mine"})
+            assert told.code == 0
+            assert [line for line in told.out.splitlines() if line != line.rstrip()] == []
+
+
 def complete(words: list[str], url: str) -> list[str]:
     """Ask as bash does when Tab is pressed behind the last word."""
     done = subprocess.run(
