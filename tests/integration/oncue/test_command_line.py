@@ -238,3 +238,29 @@ def test_handlers_jobs_workers_and_states_are_completed() -> None:
     assert complete(["dra"], NOWHERE) == ["drain"]
     # A server that is not there offers nothing, and says nothing.
     assert complete(["submit", "--handler", "send"], NOWHERE) == []
+
+
+@pytest.mark.parametrize(
+    ("instruction", "variables"),
+    [
+        ("complete_zsh", {"_TYPER_COMPLETE_ARGS": "oncue list --status FA"}),
+        (
+            "complete_fish",
+            {
+                "_TYPER_COMPLETE_ARGS": "oncue list --status FA",
+                "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            },
+        ),
+    ],
+)
+def test_zsh_and_fish_are_answered_too(instruction: str, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        [ONCUE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=cli_environment(NOWHERE, _ONCUE_COMPLETE=instruction, **variables),
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "FAILED" in done.stdout
