@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from app import client_complete as complete
 from app import client_show as show
 
 if TYPE_CHECKING:
@@ -58,7 +59,16 @@ ApiKey = Annotated[
     typer.Option(help="The API key; the variable keeps it out of `ps`.", envvar="ONCUE_API_KEY"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-JobId = Annotated[int, typer.Argument(help="The job's id.", min=1, show_default=False)]
+JobId = Annotated[
+    int,
+    typer.Argument(
+        help="The job's id.",
+        min=1,
+        show_default=False,
+        metavar="ID",
+        autocompletion=complete.job_ids,
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended.")]
 Limit = Annotated[int, typer.Option(help="Most to show.", min=1)]
 WaitSeconds = Annotated[
@@ -66,9 +76,18 @@ WaitSeconds = Annotated[
 ]
 
 
-@commands.command()
+@commands.command(
+    epilog=show.examples(
+        'oncue submit --handler echo --params \'{"hello": "world"}\' --wait',
+        "oncue submit --handler send-invoice --params @invoice.json --request-id order-1001",
+        "oncue submit --handler echo --run-at 2030-01-31T09:00:00+01:00 --label team=billing",
+    )
+)
 def submit(
-    handler: Annotated[str, typer.Option(help="The handler that runs the job.")],
+    handler: Annotated[
+        str,
+        typer.Option(help="The handler that runs the job.", autocompletion=complete.handler_names),
+    ],
     name: Annotated[
         str | None, typer.Option(help="A name for people; the handler's by default.")
     ] = None,
@@ -127,7 +146,7 @@ def submit(
             _show(job, as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue get 7", "oncue get 7 --wait --timeout 60 --json"))
 def get(
     job_id: Annotated[
         int | None, typer.Argument(help="The job's id.", min=1, show_default=False)
@@ -154,10 +173,23 @@ def get(
             _show(job, as_json=as_json)
 
 
-@commands.command(name="list")
+@commands.command(
+    name="list",
+    epilog=show.examples(
+        "oncue list --status FAILED --limit 20",
+        "oncue list --label team=billing --json",
+        "oncue list --created-from 2030-01-31T00:00:00Z",
+    ),
+)
 def list_jobs(
-    status: Annotated[str | None, typer.Option(help="As WAITING or FAILED.")] = None,
-    handler: Annotated[str | None, typer.Option(help="The handler's name.")] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(help="As WAITING or FAILED.", autocompletion=complete.states),
+    ] = None,
+    handler: Annotated[
+        str | None,
+        typer.Option(help="The handler's name.", autocompletion=complete.handler_names),
+    ] = None,
     name_prefix: Annotated[str | None, typer.Option(help="How the job's name begins.")] = None,
     label: Annotated[str | None, typer.Option(help="NAME=VALUE.")] = None,
     request_id: Annotated[str | None, typer.Option(help="The idempotency key.")] = None,
@@ -270,35 +302,35 @@ def trigger(
             _show(client.trigger(job_id, params=document), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue cancel 7"))
 def cancel(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Cancel a job that has not ended."""
     with _talking(url, api_key) as client:
         _show(client.cancel(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue retry 7"))
 def retry(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Open a FAILED or CANCELLED job again, with all its attempts anew."""
     with _talking(url, api_key) as client:
         _show(client.retry(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue pause 7"))
 def pause(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Keep a waiting job from running until it is resumed."""
     with _talking(url, api_key) as client:
         _show(client.pause(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue resume 7"))
 def resume(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Let a paused job go on."""
     with _talking(url, api_key) as client:
         _show(client.resume(job_id), as_json=as_json)
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue workers", "oncue workers --json"))
 def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """List the workers and their load."""
     with _talking(url, api_key) as client:
@@ -306,9 +338,18 @@ def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) ->
         show.show_json_list(found) if as_json else show.show_workers(found)
 
 
-@commands.command()
+@commands.command(
+    epilog=show.examples("oncue handlers", "oncue handlers echo", "oncue handlers --json")
+)
 def handlers(
-    name: Annotated[str | None, typer.Argument(help="Show this one, with its params.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show this one, with its params.",
+            show_default=False,
+            autocompletion=complete.handler_names,
+        ),
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -324,10 +365,65 @@ def handlers(
         show.show_json(found[0]) if as_json else show.show_handler(found[0])
 
 
+@commands.command(
+    epilog=show.examples(
+        "oncue drain worker-1",
+        "oncue drain worker-1 worker-2 --wait --timeout 600",
+        "oncue drain http://10.0.0.7:8081",
+    )
+)
+def drain(
+    workers: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names, ids or addresses of workers.",
+            metavar="WORKER",
+            show_default=False,
+            autocompletion=complete.worker_names,
+        ),
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when they hold nothing.")] = False,
+    timeout: WaitSeconds = None,
+    internal_token: Annotated[
+        str | None,
+        typer.Option(
+            help="What workers and dispatchers share; the variable keeps it out of `ps`.",
+            envvar="ONCUE_INTERNAL_TOKEN",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Let workers take no more runs; what runs goes on. Only a restart undoes it."""
+    from app.client_drain import DrainRefused, StillHeld, WorkerNotReached, find_targets
+    from app.client_drain import drain as drain_workers
+
+    _needs_wait(wait, timeout)
+    try:
+        with _talking(url, api_key) as client:
+            told = drain_workers(
+                find_targets(client, workers),
+                internal_token,
+                wait=wait,
+                timeout=timeout,
+                watch=lambda one: None if as_json else print(show.printable(one.sentence())),
+            )
+    except DrainRefused as error:
+        _end(SERVER_REFUSED, str(error))
+    except WorkerNotReached as error:
+        _end(NOT_REACHED, str(error))
+    except StillHeld as error:
+        _end(WAIT_TIMED_OUT, str(error))
+    if as_json:
+        print(json.dumps([one.document() for one in told], indent=2))
+
+
 @contextmanager
 def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     """A client whose errors end the command with a sentence and the code of their kind."""
-    from oncue import ApiError, Client, Retries, Unavailable
+    from oncue import ApiError, Client, Retries, Unauthorized, Unavailable
 
     try:
         client = Client(url, api_key=api_key, retries=Retries(attempts=ATTEMPTS))
@@ -336,6 +432,8 @@ def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     try:
         with client:
             yield client
+    except Unauthorized as error:
+        _end(SERVER_REFUSED, f"set ONCUE_API_KEY to a key that the server knows ({error.code})")
     except ApiError as error:
         _end(SERVER_REFUSED, str(error))
     except Unavailable as error:

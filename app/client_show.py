@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDE: Final = 100_000
 """Columns where no terminal is: nothing that goes into a pipe is cut."""
+TIMES: Final = frozenset({"CREATED", "FINISHED OR NEXT", "LAST BEAT", "STARTED"})
 COLOUR_OF: Final = {
     "SUCCEEDED": "green",
     "UP": "green",
@@ -67,9 +68,9 @@ def show_job(job: Job) -> None:
         *(("warning", warning.message) for warning in job.warnings),
     ]
     console = out()
-    console.print(_grid(lines))
+    _print(console, _grid(lines))
     if job.executions:
-        console.print()
+        print()
         _print_executions(console, job.executions)
 
 
@@ -82,8 +83,8 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
             job.job_handler,
             job.job_name,
             f"{job.attempt}/{job.max_retry + 1}",
-            when(job.created_at),
-            when(job.finished_at) or when(job.next_trigger_time),
+            _short(job.created_at),
+            _short(job.finished_at) or _short(job.next_trigger_time),
         )
         for job in jobs
     ]
@@ -146,7 +147,7 @@ def show_workers(workers: Iterable[Worker]) -> None:
             f"{one.active}/{one.capacity}",
             str(one.queued),
             f"{one.avg_cost_ms:.0f} ms",
-            when(one.last_heartbeat),
+            _short(one.last_heartbeat),
             one.url,
             " ".join(one.handlers),
         )
@@ -183,9 +184,9 @@ def show_handler(handler: OfferedHandler) -> None:
             ("params", "not typed" if handler.params_schema is None else f"typed, {checked}"),
         ]
     )
-    console.print(grid)
+    _print(console, grid)
     if handler.params_schema is not None:
-        console.print()
+        print()
         rows = field_rows(handler.params_schema)
         _print_table(console, ("FIELD", "TYPE", "REQUIRED", "NOTES"), rows)
 
@@ -200,6 +201,11 @@ def out() -> Console:
 def when(moment: datetime | None) -> str:
     """Write a moment for people, in UTC."""
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(("Examples:", *lines))
 
 
 def json_line(value: Any) -> str:
@@ -220,7 +226,7 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
             str(one.attempt),
             one.status,
             (one.worker_id or "").partition("#")[0],  # the whole id is in the JSON
-            when(one.started_at or one.claimed_at),
+            _short(one.started_at or one.claimed_at),
             _took(one),
             one.reason or (f"{one.error.message} ({one.error.code})" if one.error else ""),
         )
@@ -257,10 +263,29 @@ def _print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
+        # On a narrow terminal names fold; a time in two lines cannot be read.
+        whole = not console.is_terminal or name in TIMES
+        table.add_column(name, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(_text(cell) for cell in row))
-    console.print(table)
+    _print(console, table)
+
+
+def _print(console: Console, table: Any) -> None:
+    """Print a table; where no terminal is, without the blanks that fill its last column."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _short(moment: datetime | None) -> str:
+    """Write a moment for a table: on a terminal this year's dates go without their year."""
+    text = when(moment)
+    this_year = f"{datetime.now(UTC):%Y}-"
+    return text.removeprefix(this_year) if sys.stdout.isatty() else text
 
 
 def _text(cell: str) -> Any:

@@ -75,7 +75,9 @@ class Settings(BaseSettings):
         description="pauses before each try of a callback (comma list)",
     )
     grace_seconds: float = Field(30.0, ge=1, description="a SIGTERM ends the process within this")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error"
+    )
     log_json: bool | None = Field(None, description="unset: JSON unless the output is a terminal")
     home: Path = Field(Path(".oncue"), description="state of `oncue up`")
 

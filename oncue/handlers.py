@@ -133,16 +133,9 @@ def handler(
         known = REGISTRY.get(name)
         if known is not None and not _same_function(known.function, function):
             raise HandlerNameTaken(f"handler {name!r} is registered by {known.function.__module__}")
-        REGISTRY[name] = RegisteredHandler(
-            name=name,
-            function=function,
-            isolation=isolation,
-            description=(inspect.getdoc(function) or "").split("\n", 1)[0][:200],
-            takes_context=takes_context(name, function),
-            is_async=inspect.iscoroutinefunction(function),
-            # A handler that is defined inside a function may be annotated with its local names.
-            params_type=params_type_of(name, function, sys._getframe(1).f_locals),  # noqa: SLF001
-        )
+        # A handler that is defined inside a function may be annotated with its local names.
+        scope = sys._getframe(1).f_locals  # noqa: SLF001
+        REGISTRY[name] = describe_handler(name, function, isolation, scope)
         return function
 
     return register
@@ -195,6 +188,31 @@ def _may_be_typed(function: Callable[..., Any]) -> bool:
     if isinstance(annotation, str):
         return annotation not in _UNTYPED_WORDS
     return annotation is not inspect.Parameter.empty and annotation not in (Any, dict, object)
+
+
+def describe_handler(
+    name: str,
+    function: Callable[..., Any],
+    isolation: Isolation = "none",
+    scope: Mapping[str, Any] | None = None,
+) -> RegisteredHandler:
+    """Return what a worker needs to offer `function` under `name`, registering nothing.
+
+    `scope` has the local names that its annotations may use.
+
+    Raises:
+        ValueError: it takes neither one nor two positional arguments.
+        TypeError: the annotation of its params cannot be resolved, or has no JSON Schema.
+    """
+    return RegisteredHandler(
+        name=name,
+        function=function,
+        isolation=isolation,
+        description=(inspect.getdoc(function) or "").split("\n", 1)[0][:200],
+        takes_context=takes_context(name, function),
+        is_async=inspect.iscoroutinefunction(function),
+        params_type=params_type_of(name, function, scope or {}),
+    )
 
 
 def _same_function(known: Callable[..., Any], new: Callable[..., Any]) -> bool:

@@ -274,6 +274,8 @@ class DrainResponse(Message):
 
     state: WorkerState
     load: Load
+    unreported: int = Field(0, description="Outcomes that no dispatcher has acknowledged.")
+    deliveries: int = Field(0, description="Callbacks that it is delivering or has to report.")
 
 
 class OfferedHandler(Message):

@@ -1,9 +1,14 @@
-"""For a handler author's own tests: run a handler as a worker would, without a worker.
+"""For tests of one's own: run a handler without a worker, or a whole platform in the process.
 
-from oncue.testing import run_handler
+from oncue.testing import Platform, run_handler
 
 def test_greeting():
     assert run_handler("greet", {"name": "Ada"}, attempt=2)["attempt"] == 2
+
+def test_greeting_on_a_platform():
+    with Platform() as platform:
+        job = platform.client.submit("greet", {"name": "Ada"})
+        assert platform.client.wait(job, timeout=10).succeeded
 """
 
 from __future__ import annotations
@@ -18,10 +23,25 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from oncue._platform import AsyncPlatform, Handlers, Platform, PlatformUnavailable
+from oncue._receiver import Delivery, Webhooks
 from oncue.handlers import REGISTRY, Context, convert_params, params_type_of, takes_context
 
 if TYPE_CHECKING:
     from oncue.params import ParamsType
+
+__all__ = [
+    "AsyncPlatform",
+    "Delivery",
+    "HandlerNotFound",
+    "Handlers",
+    "NotStorable",
+    "Platform",
+    "PlatformUnavailable",
+    "Webhooks",
+    "run_handler",
+    "run_handler_async",
+]
 
 MAX_BYTES: Final = 64 * 1024
 """The most that params and a result may have, as JSON."""

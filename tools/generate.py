@@ -1,7 +1,7 @@
 """Write the generated files, or with `--check` fail when one of them is stale.
 
-Generated are the two OpenAPI documents, the schema dumps of both dialects, the diagram of
-the states and the table of reasons.
+Generated are the two OpenAPI documents, the schema dumps of both dialects, the diagram of the
+states, the table of reasons, and the reference pages of the documentation.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from app.jobs.reason_codes import reason_table
 from app.lifecycle.states import diagram, verb_table
 from app.main import openapi_document
 from app.migrate import migrate, offline_sql
+from tools.reference import commands_page, errors_page, settings_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +35,9 @@ def generated() -> dict[Path, str]:
         ROOT / "alembic" / "schema.sqlite.sql": _sqlite_schema(),
         ROOT / "docs" / "states.md": _states(),
         ROOT / "docs" / "reasons.md": _reasons(),
+        ROOT / "docs" / "reference" / "settings.md": settings_page(),
+        ROOT / "docs" / "reference" / "cli.md": commands_page(),
+        ROOT / "docs" / "reference" / "errors.md": errors_page(),
     }
 
 

@@ -51,6 +51,8 @@ def _run(request: dict[str, Any]) -> Verdict:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)
+        # What its worker could import by then, the child can too.
+        sys.path.extend(one for one in request["path"] if one not in sys.path)
         for module in request["modules"]:
             importlib.import_module(module)
         handler = REGISTRY[request["handler"]]

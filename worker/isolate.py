@@ -67,6 +67,7 @@ def kill_group(leader_pid: int | None) -> None:
 def _encode_request(execution: Execution, context: Context, modules: tuple[str, ...]) -> bytes:
     request = {
         "modules": modules,
+        "path": sys.path,
         "handler": execution.handler.name,
         "params": execution.run.params,
         "context": {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from oncue.handlers import REGISTRY, RegisteredHandler
+from oncue.handlers import RegisteredHandler
 from oncue.protocol import MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, OfferedHandler
 
 log = structlog.get_logger(__name__)
@@ -43,9 +43,11 @@ def import_handlers(modules: Sequence[str]) -> None:
             ) from error
 
 
-def offer(built_in: Mapping[str, RegisteredHandler]) -> dict[str, RegisteredHandler]:
+def offer(
+    built_in: Mapping[str, RegisteredHandler], own: Mapping[str, RegisteredHandler]
+) -> dict[str, RegisteredHandler]:
     """All handlers by name; one that a team registered wins over a built-in one."""
-    return {**built_in, **REGISTRY}
+    return {**built_in, **own}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import structlog
 
+from oncue.handlers import REGISTRY, RegisteredHandler
 from oncue.protocol import DeliveryResult
 from worker.clock import DatabaseClock
 from worker.cost import RecentCost
@@ -121,10 +123,15 @@ class Parts:
 
 
 @asynccontextmanager
-async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
+async def open_parts(
+    settings: WorkerSettings,
+    handlers: Mapping[str, RegisteredHandler] = REGISTRY,
+    exit_process: Callable[[int], None] = os._exit,
+) -> AsyncIterator[Parts]:
     """Start a worker's parts and close them at the end.
 
-    The handler modules must have been imported before.
+    `handlers` are offered beside the built-in ones; the modules that register them must have
+    been imported before.
     """
     loop = asyncio.get_running_loop()
     tokens = [token.get_secret_value() for token in settings.internal_token]
@@ -132,7 +139,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
 
     egress = Egress(settings.egress_allow)
-    offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {})
+    offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {}, handlers)
     identity = Identity(
         name=settings.name,
         boot_id=uuid.uuid4().hex,
@@ -225,6 +232,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         liveness,
         stop_runs=lambda runs: _ask(loop, parts.stop_cut_off, runs),
         kill_children=parts.kill_children,
+        exit_process=exit_process,
     )
     _watch_numbers(parts)
     store.start()

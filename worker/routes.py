@@ -88,7 +88,12 @@ async def deliver(request: DeliverRequest, parts: Running) -> DeliverResponse:
 async def drain(parts: Running) -> DrainResponse:
     """Take no more runs; those that run go on, and the process stays."""
     parts.drain()
-    return DrainResponse(state=WorkerState.DRAINING, load=parts.held.load())
+    return DrainResponse(
+        state=WorkerState.DRAINING,
+        load=parts.held.load(),
+        unreported=parts.reporter.backlog,
+        deliveries=parts.deliverer.backlog,
+    )
 
 
 @opened.get("/healthz")
