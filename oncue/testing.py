@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncue.handlers import REGISTRY, Context, takes_context
@@ -31,6 +32,35 @@ class NotStorable(ValueError):
     """The params or the result are not JSON, or too large; a worker would fail the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedLine:
+    """A line that a handler gave to `ctx.log`."""
+
+    message: str
+    level: str
+    fields: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Collects what a handler says: `run_handler("greet", params, output=Recorder())`.
+
+    `lines` are those of `ctx.log`, `steps` all of `ctx.progress` as (fraction, text); what a
+    handler prints or logs otherwise is seen by the test's own means (`capsys`, `caplog`).
+    """
+
+    lines: list[LoggedLine] = field(default_factory=list)
+    steps: list[tuple[float, str]] = field(default_factory=list)
+
+    def log(self, message: str, level: str, fields: dict[str, Any] | None) -> None:
+        """Keep a line."""
+        self.lines.append(LoggedLine(message, level, fields))
+
+    def progress(self, fraction: float, text: str) -> None:
+        """Keep a step."""
+        self.steps.append((fraction, text))
+
+
 def run_handler(
     name_or_function: str | Callable[..., Any], params: Any = None, **context: Any
 ) -> Any:
@@ -38,6 +68,7 @@ def run_handler(
 
     `context` sets fields of the `Context` that the handler is given (`attempt=2`, `shard_index=1`,
     `client_request_id="order-1"`); the others have values that are plain for a first attempt.
+    With `output=Recorder()` the test sees what the handler told `ctx.log` and `ctx.progress`.
     What the handler raises is passed on. Params go through JSON, as they do on their way to a
     worker. `isolation` is ignored: the handler runs here.
 

@@ -144,6 +144,7 @@ class Beats(threading.Thread):
         held_deliveries: Callable[[], list[str]],
         unwanted: Callable[[list[str]], None],
         failed: Callable[[], None],
+        again: Callable[[], None],
     ) -> None:
         super().__init__(name="oncue-beats", daemon=True)
         self._identity = identity
@@ -156,6 +157,7 @@ class Beats(threading.Thread):
         self._held_deliveries = held_deliveries
         self._unwanted = unwanted
         self._failed = failed
+        self._again = again
         self._cpu = CpuIdle()
         self._now = threading.Event()
         self._last = threading.Event()
@@ -196,6 +198,7 @@ class Beats(threading.Thread):
             return False
         if self._silent:
             log.info("beats are acknowledged again")
+            self._again()
         self._silent = False
         return True
 

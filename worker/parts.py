@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import structlog
 
 from oncue.protocol import DeliveryResult
+from worker.capture import catching
 from worker.clock import DatabaseClock
 from worker.cost import RecentCost
 from worker.deliver import Deliverer
@@ -33,6 +34,7 @@ from worker.renew import Renewal
 from worker.report import Reporter
 from worker.run import Intake
 from worker.settings import WorkerSettings
+from worker.ship import Shipper
 from worker.store import OutcomeStore
 from worker.verdict import Verdict
 
@@ -59,6 +61,7 @@ class Parts:
     executor: Executor
     intake: Intake
     reporter: Reporter
+    shipper: Shipper
     store: OutcomeStore
     deliverer: Deliverer
     beats: Beats
@@ -154,10 +157,18 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         metrics.deliveries.labels(outcome).inc()
         reporter.add_try(result)
 
+    shipper = Shipper(
+        identity.worker_id,
+        dispatchers,
+        clock.now_ms,
+        shipped=metrics.count_shipped,
+        dropped=metrics.log_lines_dropped.inc,
+    )
     executor = Executor(
         capacity=settings.worker_capacity,
         clock=clock,
         modules=settings.handlers,
+        open_log=shipper.buffers.open,
         ended=lambda *ending: parts.end_run(*ending),  # noqa: PLW0108 (parts come later)
         gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
     )
@@ -195,6 +206,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         held_deliveries=deliverer.held_ids,
         unwanted=lambda ids: _ask(loop, parts.drop_unwanted, ids),
         failed=metrics.beat_failures.inc,
+        again=shipper.dispatcher_is_back,
     )
     renewal = Renewal(
         settings.redis_url,
@@ -216,6 +228,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         executor=executor,
         intake=intake,
         reporter=reporter,
+        shipper=shipper,
         store=store,
         deliverer=deliverer,
         beats=beats,
@@ -229,10 +242,12 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
     _watch_numbers(parts)
     store.start()
     reporter.start()
+    shipper.start()
     for thread in (renewal, watchdog, beats):
         thread.start()
     try:
-        yield parts
+        with catching():
+            yield parts
     finally:
         for execution in held.running():
             executor.stop(execution, SHUT_DOWN)
@@ -246,6 +261,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         await deliverer.close()
         await store.close()
         await reporter.close()
+        await shipper.close()
         executor.close()
         await asyncio.to_thread(renewal.join, 1.0)
         await dispatchers.close()
@@ -271,6 +287,7 @@ def _watch_numbers(parts: Parts) -> None:
         "Outcomes, ended threads and tries that no dispatcher has acknowledged.",
         lambda: parts.reporter.backlog,
     )
+    watch("log_memory_bytes", "Lines not shipped.", lambda: parts.shipper.buffers.memory)
     watch("deliveries_held", "Callbacks held.", lambda: parts.deliverer.backlog)
     watch(
         "clock_offset_seconds",
