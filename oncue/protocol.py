@@ -32,20 +32,8 @@ MAX_RUNS_PER_REQUEST: Final = 500
 MAX_REPORTS_PER_REQUEST: Final = 500
 MAX_LOG_PARTS_PER_REQUEST: Final = 500
 MAX_LINES_PER_LOG_PART: Final = 2000
-MAX_INTERNAL_BODY_BYTES: Final = 8 * 1024 * 1024
-MAX_RUNS_PER_REQUEST: Final = 500
-MAX_REPORTS_PER_REQUEST: Final = 500
-MAX_LOG_PARTS_PER_REQUEST: Final = 500
-MAX_LINES_PER_LOG_PART: Final = 2000
-MAX_LOG_MESSAGE_BYTES: Final = 16 * 1024
-MAX_LOG_FIELDS_BYTES: Final = 4 * 1024
-MAX_PROGRESS_TEXT_LENGTH: Final = 200
-LOG_HEAD_BYTES: Final = 512 * 1024
-"""Of one execution the first lines up to this size are kept for good."""
-LOG_TAIL_BYTES: Final = 512 * 1024
-"""After the head, only the last lines up to this size are kept: they slide."""
-LOG_LINE_OVERHEAD_BYTES: Final = 64
-"""What a line counts beside the UTF-8 bytes of its message and of its fields' JSON."""
+LATEST_TIME: Final = 253_402_300_799_999
+"""The last millisecond that RFC 3339 can write."""
 
 LEASE_SECONDS: Final = 15.0
 """Life of a run lease, and the age of a heartbeat from which a worker may be doubted."""
@@ -364,7 +352,7 @@ class LogLine(Message):
     """
 
     seq: int = Field(ge=1, lt=2**53)
-    time: int = Field(ge=0, lt=2**53)
+    time: int = Field(ge=0, le=LATEST_TIME)
     level: LogLevel
     source: LogSource
     message: str
@@ -376,7 +364,7 @@ class Progress(Message):
 
     value: float = Field(ge=0, le=1)
     text: str = Field(default="", max_length=MAX_PROGRESS_TEXT_LENGTH)
-    at: int = Field(ge=0, lt=2**53)
+    at: int = Field(ge=0, le=LATEST_TIME)
 
 
 class LogPart(Message):

@@ -93,9 +93,9 @@ def catching(current: Current = CURRENT.get) -> Iterator[None]:
     catcher = LogCatcher(current)
     before = sys.stdout, sys.stderr
     if sys.stdout is not None:
-        sys.stdout = RoutedStream(sys.stdout, "stdout", current)  # type: ignore[assignment]
+        sys.stdout = RoutedStream(sys.stdout, "stdout", current)
     if sys.stderr is not None:
-        sys.stderr = RoutedStream(sys.stderr, "stderr", current)  # type: ignore[assignment]
+        sys.stderr = RoutedStream(sys.stderr, "stderr", current)
     logging.getLogger().addHandler(catcher)
     try:
         yield

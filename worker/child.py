@@ -40,8 +40,8 @@ def main(verdict_fd: int, parent_pid: int, frames_fd: int, stdout_fd: int, stder
     request = json.loads(requests.readline())
     _leave_guardian(requests, verdict_fd)
     # Descriptors 1 and 2 are pipes to the worker: for what is written past Python's streams.
-    sys.stdout = open(stdout_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115, PTH123
-    sys.stderr = open(stderr_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115, PTH123
+    sys.stdout = open(stdout_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(stderr_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

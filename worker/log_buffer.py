@@ -80,6 +80,7 @@ class RunLog:
         self._gap_bytes = 0
         self._next_seq = 1
         self._progress: Progress | None = None
+        self._progress_at = 0
         self._unended: dict[tuple[str, int], tuple[str, int]] = {}
         self._told_complete = False
         self.memory = 0
@@ -94,7 +95,9 @@ class RunLog:
         """Keep the newest progress."""
         with self._buffers.lock:
             if not self._deaf:
-                self._progress = Progress(fraction, _storable(text), self._buffers.now_ms())
+                # Dispatchers keep the newest: the clock may be set back, the order may not.
+                self._progress_at = max(self._buffers.now_ms(), self._progress_at + 1)
+                self._progress = Progress(fraction, _storable(text), self._progress_at)
                 self._buffers.note(self)
 
     def add(

@@ -249,24 +249,28 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         with catching():
             yield parts
     finally:
-        for execution in held.running():
-            executor.stop(execution, SHUT_DOWN)
-        beats.finish()
-        await asyncio.to_thread(beats.join, LAST_BEAT_SECONDS)
-        watchdog.end()
-        renewal.end()
-        parts.kill_children()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(executor.wait_over(), LAST_RUNS_SECONDS)
-        await deliverer.close()
-        await store.close()
-        await reporter.close()
-        await shipper.close()
-        executor.close()
-        await asyncio.to_thread(renewal.join, 1.0)
+        await _close(parts, renewal, watchdog)
         await dispatchers.close()
         await egress.close()
         await leases.close()
+
+
+async def _close(parts: Parts, renewal: Renewal, watchdog: Watchdog) -> None:
+    for execution in parts.held.running():
+        parts.executor.stop(execution, SHUT_DOWN)
+    parts.beats.finish()
+    await asyncio.to_thread(parts.beats.join, LAST_BEAT_SECONDS)
+    watchdog.end()
+    renewal.end()
+    parts.kill_children()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(parts.executor.wait_over(), LAST_RUNS_SECONDS)
+    await parts.deliverer.close()
+    await parts.store.close()
+    await parts.reporter.close()
+    await parts.shipper.close()
+    parts.executor.close()
+    await asyncio.to_thread(renewal.join, 1.0)
 
 
 def _ask(
