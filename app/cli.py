@@ -13,6 +13,7 @@ import typer
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 
+from app import client_logs  # noqa: F401 - adds its command
 from app.client_commands import commands
 from app.settings import Settings, is_loopback
 

@@ -115,7 +115,7 @@ def submit(
     if request_id is not None:
         options["request_id"] = request_id
     document = _params(params)
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         try:
             job = client.submit(handler, document, **options)
         except ValueError as error:
@@ -137,7 +137,7 @@ def get(
 ) -> None:
     """Show a job and its newest attempts; with --wait, when it has ended."""
     _needs_wait(wait, timeout)
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         job = client.get(job_id)
         if wait:
             _finish(client, job, timeout, as_json=as_json)
@@ -166,7 +166,7 @@ def list_jobs(
         "created_from": _moment("--created-from", created_from),
         "created_to": _moment("--created-to", created_to),
     }
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = client.list(
             status=None if status is None else status.upper(),
             handler=handler,
@@ -186,35 +186,35 @@ def list_jobs(
 @commands.command()
 def cancel(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Cancel a job that has not ended."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.cancel(job_id), as_json=as_json)
 
 
 @commands.command()
 def retry(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Open a FAILED or CANCELLED job again, with all its attempts anew."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.retry(job_id), as_json=as_json)
 
 
 @commands.command()
 def pause(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Keep a waiting job from running until it is resumed."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.pause(job_id), as_json=as_json)
 
 
 @commands.command()
 def resume(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Let a paused job go on."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.resume(job_id), as_json=as_json)
 
 
 @commands.command()
 def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """List the workers and their load."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = list(client.workers())
         show.show_json_list(found) if as_json else show.show_workers(found)
 
@@ -222,13 +222,13 @@ def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) ->
 @commands.command()
 def handlers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """List the handlers that live workers offer."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = list(client.handlers())
         show.show_json_list(found) if as_json else show.show_handlers(found)
 
 
 @contextmanager
-def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
+def talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     """A client whose errors end the command with a sentence and the code of their kind."""
     from oncue import ApiError, Client, Retries, Unavailable
 
@@ -269,15 +269,23 @@ def _finish(client: Client, job: Job, timeout: float | None, *, as_json: bool) -
 
 
 def _waited(client: Client, job: Job, timeout: float | None) -> Job:
-    """Wait for the job's end, with a line that tells how it stands where a terminal is."""
+    """Wait for the job's end, with a bar that tells how it stands where a terminal is."""
     if not sys.stderr.isatty():
         return client.wait(job, timeout=timeout)
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
     from oncue import Unavailable, WaitTimeout
 
     began = answered = time.monotonic()
-    with Console(stderr=True).status(_state(job, 0)) as line:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(_state(job, 0), total=None)
         while True:
             left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
             try:
@@ -286,22 +294,26 @@ def _waited(client: Client, job: Job, timeout: float | None) -> Job:
                 if timeout is not None and left <= LOOK_SECONDS:
                     raise WaitTimeout(waiting.job, timeout) from None
                 answered = time.monotonic()
-                line.update(_state(waiting.job, answered - began))
+                told = waiting.job.progress
+                bars.update(
+                    bar,
+                    description=_state(waiting.job, answered - began),
+                    total=None if told is None else 1.0,
+                    completed=0.0 if told is None else told.value,
+                )
             except Unavailable:
                 now = time.monotonic()
                 out_of_time = timeout is not None and left <= LOOK_SECONDS
                 if out_of_time or now - answered > PATIENCE_SECONDS:
                     raise
-                line.update(f"job {job.job_id}: the server does not answer; trying again")
+                silent = f"job {job.job_id}: the server does not answer; trying again"
+                bars.update(bar, description=silent)
 
 
 def _state(job: Job, seconds: float) -> str:
-    from rich.markup import escape
-
-    progress = "" if job.progress is None else f", {show.json_line(job.progress)}"
+    said = "" if job.progress is None or not job.progress.text else f": {job.progress.text}"
     attempt = f", attempt {job.attempt} of {job.max_retry + 1}" if job.attempt else ""
-    line = f"job {job.job_id} is {job.status}{attempt}{progress} ({seconds:.0f} s)"
-    return escape(show.printable(line))
+    return show.printable(f"job {job.job_id} is {job.status}{attempt} ({seconds:.0f} s){said}")
 
 
 def _show(job: Job, *, as_json: bool) -> None:

@@ -25,7 +25,17 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
-    from oncue.results import Execution, Job, JobError, JobWarning, OfferedHandler, Worker
+    from oncue.results import (
+        Execution,
+        Job,
+        JobError,
+        JobEvent,
+        JobWarning,
+        LogLine,
+        OfferedHandler,
+        Progress,
+        Worker,
+    )
     from oncue.retries import Retries
     from oncue.submission import NewJob
 
@@ -45,8 +55,11 @@ _LOADED_WHEN_ASKED_FOR = {
     "Execution": "results",
     "Job": "results",
     "JobError": "results",
+    "JobEvent": "results",
     "JobWarning": "results",
+    "LogLine": "results",
     "OfferedHandler": "results",
+    "Progress": "results",
     "Worker": "results",
     "NewJob": "submission",
 }
@@ -63,12 +76,15 @@ __all__ = [
     "Invalid",
     "Job",
     "JobError",
+    "JobEvent",
     "JobFailed",
     "JobWarning",
+    "LogLine",
     "NewJob",
     "NotFound",
     "OfferedHandler",
     "OncueError",
+    "Progress",
     "Retries",
     "Retry",
     "Unauthorized",

@@ -20,7 +20,7 @@ import httpx
 from pydantic import ValidationError
 
 from oncue.errors import ApiError, Invalid, JobFailed, Unavailable, WaitTimeout, api_error
-from oncue.results import Execution, Item, Job, OfferedHandler, Page, Result, Worker
+from oncue.results import Execution, Item, Job, LogLine, OfferedHandler, Page, Result, Worker
 from oncue.retries import Retries
 from oncue.submission import JobFilter, NewJob, query_of
 
@@ -175,6 +175,10 @@ class Talks:
         """The pages of a job's executions, newest first."""
         return self._pages(Page[Execution], f"{_job_path(job_id)}/executions", limit)
 
+    def lines(self, execution_id: str, limit: int) -> Pages[LogLine]:
+        """The pages of an execution's lines, oldest first."""
+        return self._pages(Page[LogLine], logs_path(execution_id), limit)
+
     def workers(self, limit: int) -> Pages[Worker]:
         """The pages of the workers."""
         return self._pages(Page[Worker], "/openapi/workers", limit)
@@ -263,6 +267,16 @@ class Talks:
 
 def _job_path(job_id: int) -> str:
     return f"/openapi/jobs/{quote(str(job_id), safe='')}"
+
+
+def logs_path(execution_id: str) -> str:
+    """Where the lines of an execution are."""
+    return f"/openapi/executions/{quote(execution_id, safe='')}/logs"
+
+
+def events_path(job_id: int) -> str:
+    """Where the events of a job are."""
+    return f"{_job_path(job_id)}/events"
 
 
 def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -166,7 +166,7 @@ async def test_a_stream_that_is_cut_again_and_again_has_no_gap_and_no_repeat(api
     while names[-1] != "end":
         async with reading(api, path, last_id) as reader:
             # Cut off somewhere in the middle, with more on the way.
-            await until_async(lambda reader=reader: len(reader.events) > 20 or reader.task.done())  # type: ignore[misc]
+            await until_async(partial(has_much_or_all, reader))
             events = reader.events[:13] if len(reader.events) > 20 else reader.events
             cuts += 1
         names += [name for _, name, _ in events]
