@@ -25,6 +25,9 @@ MEMORY_BYTES: Final = 64 * 1024 * 1024
 """All that the buffers of one worker may hold, by their own count."""
 LINE_MEMORY_BYTES: Final = 256
 LOG_MEMORY_BYTES: Final = 1024
+SMALL_BYTES: Final = 4096
+MOST_WRITERS: Final = 64
+"""Of one run, whose last line has not ended yet."""
 LEVEL_OF_STREAM: Final = {"stdout": "info", "stderr": "warning"}
 
 
@@ -98,6 +101,7 @@ class RunLog:
                 # Dispatchers keep the newest: the clock may be set back, the order may not.
                 self._progress_at = max(self._buffers.now_ms(), self._progress_at + 1)
                 self._progress = Progress(fraction, _storable(text), self._progress_at)
+                self._recount()
                 self._buffers.note(self)
 
     def add(
@@ -139,6 +143,14 @@ class RunLog:
                 done += len(whole)
             if rest or done:
                 self._unended[source, by] = rest, done
+            if len(self._unended) > MOST_WRITERS:
+                # Threads that left without ending their line.
+                (other, _), (begun, pieces_done) = next(iter(self._unended.items()))
+                self._append_pieces(
+                    moment, LEVEL_OF_STREAM[other], other, [begun], done=pieces_done
+                )
+                del self._unended[next(iter(self._unended))]
+                whole = [begun]
             if lines or whole:
                 self._buffers.note(self)
 
@@ -165,6 +177,11 @@ class RunLog:
             self._gap_lines = self._gap_bytes = self._head_bytes = self._tail_bytes = 0
             self._unended.clear()
             self._buffers.count_memory(self, 0)
+
+    @property
+    def said(self) -> int:
+        """How many lines there were so far, dropped ones included."""
+        return self._next_seq - 1
 
     @property
     def has_news(self) -> bool:
@@ -297,7 +314,8 @@ class RunLog:
     def _recount(self) -> None:
         held = len(self._head) + len(self._tail)
         memory = LOG_MEMORY_BYTES + self._head_bytes + self._tail_bytes + held * LINE_MEMORY_BYTES
-        self._buffers.count_memory(self, memory if held else 0)
+        waits = held or self._gap_lines or self._progress is not None
+        self._buffers.count_memory(self, memory if waits else 0)
 
 
 class LogBuffers:
@@ -366,8 +384,17 @@ class LogBuffers:
                 self._waiting[log] = None
 
     def _make_room(self) -> bool:
+        """Drop half of the largest log; of very many small ones, the oldest that have ended."""
         largest = max(self._waiting, key=lambda log: log.memory, default=None)
-        return largest is not None and largest.memory > 0 and largest.drop_half() > 0
+        if largest is None or largest.memory == 0:
+            return False
+        if largest.memory > SMALL_BYTES:
+            return largest.drop_half() > 0
+        oldest = next((log for log in self._waiting if log.closed), largest)
+        del self._waiting[oldest]
+        self.dropped(oldest.said)
+        oldest.refuse()
+        return True
 
 
 def _size(text: str) -> int:

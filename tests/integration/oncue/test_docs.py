@@ -65,6 +65,7 @@ def test_every_command_and_exit_code_is_documented() -> None:
         "submit",
         "get",
         "list",
+        "logs",
         "cancel",
         "pause",
         "resume",

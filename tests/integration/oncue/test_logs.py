@@ -119,7 +119,7 @@ class Cutting(httpx.HTTPTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         response = super().handle_request(request)
-        if request.headers.get("accept") == "text/event-stream":
+        if request.url.path.startswith("/openapi/executions/"):
             stream: Any = response.stream
 
             def some() -> Iterator[bytes]:
