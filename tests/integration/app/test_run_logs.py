@@ -285,3 +285,19 @@ async def test_a_batch_costs_the_same_statements_for_one_run_and_for_many(api: D
         await ship(api, *(part(run, line(2)) for run in runs))
     costs.append(len([one for one in statements if "log" in one]))
     assert costs == [7, 7, 4]
+
+
+async def test_looking_at_jobs_costs_no_statement_more_for_progress(api: Door) -> None:
+    term = await new_term(api.database)
+    runs = await claimed(api.database, await insert(api.database, 9), term=term)
+    waiting = (await insert(api.database))[0]
+    await ship(api, *(part(run, progress={"value": 0.5, "at": NOW}) for run in runs))
+
+    async def cost(path: str) -> int:
+        with counted(api.database) as statements:
+            assert (await api.client.get(path)).status_code == 200
+        return len([one for one in statements if "job_" in one])
+
+    assert await cost(f"/openapi/jobs/{runs[0].job_id}") == 2
+    assert await cost(f"/openapi/jobs/{waiting}") == 1
+    assert await cost("/openapi/jobs?limit=9") == await cost("/openapi/jobs?limit=2") == 3
