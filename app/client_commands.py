@@ -281,7 +281,7 @@ def _waited(client: Client, job: Job, timeout: float | None) -> Job:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=20),
         TaskProgressColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import orjson
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 MEDIA_TYPE: Final = "text/event-stream"
 KEEP_ALIVE_SECONDS: Final = 15.0
@@ -31,9 +32,21 @@ def sse_event(name: str, data: Any, *, event_id: str) -> bytes:
     )
 
 
-def sse_answer(events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Answer with a stream of events."""
-    return StreamingResponse(events, media_type=MEDIA_TYPE, headers=_HEADERS)
+class EventStream(StreamingResponse):
+    """Answers with a stream of events; tells `closed` when it is over, however it ended."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, closed: Callable[[], None]) -> None:
+        super().__init__(events, media_type=MEDIA_TYPE, headers=_HEADERS)
+        self._events = events
+        self._closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._closed()
+            await self._events.aclose()
 
 
 def wants_stream(request: Request) -> bool:

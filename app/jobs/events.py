@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
 from app.access.keys import Caller
@@ -78,13 +78,13 @@ def is_seen_to_the_end(seen: Stamp | None, record: JobRecord) -> bool:
 
 async def follow_job(
     database: Database, streams: Streams, caller: Caller, job_id: int, *, seen: Stamp | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield an event for each state that is seen to differ from the one before, up to the end.
 
     The stream ends without `ended` when this process is about to; a reader that comes back
     gets the state then, if it differs from the one it has seen. Make sure that the job is there.
     """
-    with streams.counted(), streams.jobs.waiting(job_id) as news:
+    with streams.jobs.waiting(job_id) as news:
         silent_since = time.monotonic()
         while not streams.closed:
             news.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -47,13 +47,13 @@ async def list_lines(
 
 async def follow_lines(
     database: Database, streams: Streams, caller: Caller, execution_id: str, *, after: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield each line behind `after` once as an event with its number as id, then `end`.
 
     The stream ends without `end` when this process is about to; a reader that comes back with
     the last id misses nothing and gets nothing twice. Make sure that the execution is there.
     """
-    with streams.counted(), streams.logs.waiting(execution_id) as news:
+    with streams.logs.waiting(execution_id) as news:
         silent_since = time.monotonic()
         while not streams.closed:
             news.clear()

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from app.access.keys import ApiKeys, Caller
 from app.edge.problems import problem_answers
-from app.edge.sse import sse_answer, sse_content, wants_stream
+from app.edge.sse import EventStream, sse_content, wants_stream
 from app.jobs.answers import Cursor, JobId, Limit, json_answer
 from app.jobs.events import follow_job, is_seen_to_the_end, read_stamp
 from app.jobs.logs import LINES_AT_ONCE, follow_lines, last_seq, list_lines, require_execution
@@ -70,7 +70,8 @@ def stream_routes(*, database: Database, keys: ApiKeys, streams: Streams) -> API
         after = last_seq(last_event_id)
         await require_execution(database, caller, execution_id)
         streams.admit()
-        return sse_answer(follow_lines(database, streams, caller, execution_id, after=after))
+        lines = follow_lines(database, streams, caller, execution_id, after=after)
+        return EventStream(lines, closed=streams.leave)
 
     @router.get(
         "/jobs/{jobId}/events",
@@ -101,6 +102,7 @@ def stream_routes(*, database: Database, keys: ApiKeys, streams: Streams) -> API
         if is_seen_to_the_end(seen, record):
             return Response(status_code=204)
         streams.admit()
-        return sse_answer(follow_job(database, streams, caller, job_id, seen=seen))
+        events = follow_job(database, streams, caller, job_id, seen=seen)
+        return EventStream(events, closed=streams.leave)
 
     return router

@@ -132,7 +132,7 @@ class Streams:
         return self._open
 
     def admit(self) -> None:
-        """Return if one more stream may be opened.
+        """Count one more stream, until `leave`.
 
         Raises:
             Problem: `too_many_streams`, or `not_ready` when the process is about to end.
@@ -144,17 +144,13 @@ class Streams:
                 "too_many_streams",
                 f"This process has {self._most} streams open: try again later, or read pages.",
             )
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a stream while it is open."""
         self._open += 1
         self._metrics.streams.set(self._open)
-        try:
-            yield
-        finally:
-            self._open -= 1
-            self._metrics.streams.set(self._open)
+
+    def leave(self) -> None:
+        """Count one stream less."""
+        self._open -= 1
+        self._metrics.streams.set(self._open)
 
     def _on_ended(self, signal: Signal) -> None:
         for job_id, execution_id in signal:

@@ -329,3 +329,25 @@ async def test_a_job_whose_end_is_a_lost_worker_ends_its_streams(one_api: Door) 
         await ended(one_api, reader)
     assert reader.names[-1] == "ended"
     assert await value_of(one_api.database, "SELECT COUNT(*) FROM execution_log") == 0
+
+
+async def test_a_burst_of_readers_opens_no_stream_too_many(sqlite_engine: Engine) -> None:
+    async with served(migrated(sqlite_engine), most_streams=3) as api:
+        run = await running_job(api.database)
+        statuses: list[int] = []
+        gate = asyncio.Event()
+
+        async def read() -> None:
+            query = {"follow": "true"}
+            path = f"/openapi/executions/{run.execution_id}/logs"
+            async with api.client.stream("GET", path, params=query) as response:
+                statuses.append(response.status_code)
+                if response.status_code == 200:
+                    await gate.wait()
+
+        readers = [asyncio.create_task(read()) for _ in range(30)]
+        await until_async(lambda: len(statuses) == 30)
+        assert sorted(statuses) == [200] * 3 + [429] * 27
+        gate.set()
+        await asyncio.gather(*readers)
+        await until_async(lambda: api.parts.streams.count == 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -172,6 +175,27 @@ def test_the_command_shows_and_follows_logs(speaking: Platform, client: Client) 
     execution = client.get(job).executions[0].execution_id
     again = oncue(speaking, "logs", str(job.job_id), "--execution", execution, "--json")
     assert again.stdout == shown.stdout
+
+
+def test_a_wait_on_a_terminal_shows_a_progress_bar(speaking: Platform) -> None:
+    ours, theirs = pty.openpty()
+    params = json.dumps({"steps": 4, "seconds": 1})
+    waiting = subprocess.Popen(
+        [ONCUE, "submit", "--handler", "speak", "--params", params, "--wait", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=cli_environment(speaking.url, TERM="xterm"),
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux says so when the other side is closed
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    os.close(ours)
+    out, _ = waiting.communicate(timeout=30)
+    assert json.loads(out)["progress"]["value"] == 1.0  # the bar is no part of the output
+    assert any(f"{percent}%".encode() in seen for percent in (25, 50, 75))
+    assert b"step " in seen
 
 
 def test_the_command_says_when_there_is_nothing(speaking: Platform, client: Client) -> None:
