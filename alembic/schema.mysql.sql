@@ -211,7 +211,42 @@ INSERT INTO schema_revision (id, revision, oldest_code) VALUES (1, 1, 1);
 
 INSERT INTO alembic_version (version_num) VALUES ('0001');
 
--- Running upgrade 0001 -> 0003
+-- Running upgrade 0001 -> 0002
+
+ALTER TABLE job_log ADD COLUMN progress DOUBLE;
+
+ALTER TABLE job_log ADD COLUMN progress_text VARCHAR(200);
+
+ALTER TABLE job_log ADD COLUMN progress_at BIGINT;
+
+CREATE TABLE execution_log (
+    log_id BIGINT NOT NULL COMMENT 'job_log.id', 
+    next_seq BIGINT NOT NULL, 
+    head_bytes INTEGER NOT NULL, 
+    tail_bytes INTEGER NOT NULL, 
+    tail_first_seq BIGINT COMMENT 'NULL until the head is full', 
+    dropped_lines BIGINT NOT NULL COMMENT 'that slid out of the tail', 
+    dropped_bytes BIGINT NOT NULL, 
+    complete BOOL NOT NULL COMMENT 'no more lines will come', 
+    CONSTRAINT pk_execution_log PRIMARY KEY (log_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE log_chunk (
+    log_id BIGINT NOT NULL, 
+    first_seq BIGINT NOT NULL, 
+    line_count INTEGER NOT NULL, 
+    byte_count INTEGER NOT NULL, 
+    dropped_lines BIGINT NOT NULL COMMENT 'that its markers stand for', 
+    dropped_bytes BIGINT NOT NULL, 
+    body MEDIUMTEXT NOT NULL COMMENT 'JSON: [[seq, time, level, source, ...], ...]', 
+    CONSTRAINT pk_log_chunk PRIMARY KEY (log_id, first_seq)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 2 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0002' WHERE alembic_version.version_num = '0001';
+
+-- Running upgrade 0002 -> 0003
 
 CREATE TABLE handler_schema (
     digest VARCHAR(64) NOT NULL COMMENT 'SHA-256 of the body', 
@@ -222,7 +257,7 @@ CREATE TABLE handler_schema (
 
 UPDATE schema_revision SET revision = 3, oldest_code = 1 WHERE id = 1;
 
-UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0001';
+UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';
 
 -- Running upgrade 0003 -> 0005
 

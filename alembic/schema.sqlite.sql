@@ -29,6 +29,17 @@ CREATE TABLE dispatch_term (
 	since BIGINT NOT NULL, 
 	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
 );
+CREATE TABLE execution_log (
+	log_id BIGINT NOT NULL, 
+	next_seq BIGINT NOT NULL, 
+	head_bytes INTEGER NOT NULL, 
+	tail_bytes INTEGER NOT NULL, 
+	tail_first_seq BIGINT, 
+	dropped_lines BIGINT NOT NULL, 
+	dropped_bytes BIGINT NOT NULL, 
+	complete BOOLEAN NOT NULL, 
+	CONSTRAINT pk_execution_log PRIMARY KEY (log_id)
+);
 CREATE TABLE handler_schema (
 	digest VARCHAR(64) NOT NULL, 
 	body TEXT NOT NULL, 
@@ -128,7 +139,7 @@ CREATE TABLE job_log (
 	result_in_payload BOOLEAN DEFAULT '0' NOT NULL, 
 	log_pointer VARCHAR(255), 
 	stale_at BIGINT, 
-	stale_status VARCHAR(16), 
+	stale_status VARCHAR(16), progress DOUBLE, progress_text VARCHAR(200), progress_at BIGINT, 
 	CONSTRAINT uq_job_log_execution_id UNIQUE (execution_id)
 );
 CREATE TABLE job_payload (
@@ -136,6 +147,16 @@ CREATE TABLE job_payload (
 	slot VARCHAR(36) NOT NULL, 
 	body TEXT NOT NULL, 
 	CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
+);
+CREATE TABLE log_chunk (
+	log_id BIGINT NOT NULL, 
+	first_seq BIGINT NOT NULL, 
+	line_count INTEGER NOT NULL, 
+	byte_count INTEGER NOT NULL, 
+	dropped_lines BIGINT NOT NULL, 
+	dropped_bytes BIGINT NOT NULL, 
+	body TEXT NOT NULL, 
+	CONSTRAINT pk_log_chunk PRIMARY KEY (log_id, first_seq)
 );
 CREATE TABLE queue (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 

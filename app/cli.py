@@ -17,6 +17,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 from typer.exceptions import TyperException
 
+from app import client_logs  # noqa: F401 - adds its command
 from app.client_commands import INTERRUPTED, AsJson, commands
 from app.client_show import examples, printable
 from app.cron_commands import commands as cron_commands

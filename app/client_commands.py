@@ -135,7 +135,7 @@ def submit(
     if request_id is not None:
         options["request_id"] = request_id
     document = _params(params)
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         try:
             job = client.submit(handler, document, **options)
         except ValueError as error:
@@ -146,7 +146,13 @@ def submit(
             _show(job, as_json=as_json)
 
 
-@commands.command(epilog=show.examples("oncue get 7", "oncue get 7 --wait --timeout 60 --json"))
+@commands.command(
+    epilog=show.examples(
+        "oncue get 7",
+        "oncue get 7 --wait --timeout 60 --json",
+        "oncue get --client-request-id order-1001",
+    )
+)
 def get(
     job_id: Annotated[
         int | None, typer.Argument(help="The job's id.", min=1, show_default=False)
@@ -164,8 +170,8 @@ def get(
     """Show a job and its newest attempts; with --wait, when it has ended."""
     _needs_wait(wait, timeout)
     if (job_id is None) == (request_id is None):
-        _end(BAD_USAGE, "give the job's id or --client-request-id")
-    with _talking(url, api_key) as client:
+        _end(BAD_USAGE, "give the job's id or --client-request-id; see `oncue get --help`")
+    with talking(url, api_key) as client:
         job = _found(client, request_id) if job_id is None else client.get(job_id)
         if wait:
             _finish(client, job, timeout, as_json=as_json)
@@ -207,7 +213,7 @@ def list_jobs(
         "created_from": _moment("--created-from", created_from),
         "created_to": _moment("--created-to", created_to),
     }
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = client.list(
             status=None if status is None else status.upper(),
             handler=handler,
@@ -224,17 +230,19 @@ def list_jobs(
             show.show_jobs(jobs, more=_has_more(found, jobs, limit))
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue explain 7", "oncue explain 7 --json"))
 def explain(
     job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None
 ) -> None:
     """Say why a job is not running, who ran it, and why it ended so."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = client.explain(job_id)
         show.show_json(found) if as_json else show.show_explanation(found)
 
 
-@commands.command()
+@commands.command(
+    epilog=show.examples("oncue executions 7", "oncue executions 7 --limit 200 --json")
+)
 def executions(
     job_id: JobId,
     limit: Limit = 50,
@@ -243,7 +251,7 @@ def executions(
     api_key: ApiKey = None,
 ) -> None:
     """List the attempts to run a job, newest first."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = client.executions(job_id, page_size=min(limit, 200))
         shown = list(itertools.islice(found, limit))
         if as_json:
@@ -252,7 +260,7 @@ def executions(
             show.show_executions(shown, more=_has_more(found, shown, limit))
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue callbacks 7"))
 def callbacks(
     job_id: JobId,
     limit: Limit = 50,
@@ -261,7 +269,7 @@ def callbacks(
     api_key: ApiKey = None,
 ) -> None:
     """List what the ends of a job owe or owed to its callback URL, newest first."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = client.callbacks(job_id, page_size=min(limit, 200))
         shown = list(itertools.islice(found, limit))
         if as_json:
@@ -270,20 +278,24 @@ def callbacks(
             show.show_callbacks(shown, more=_has_more(found, shown, limit))
 
 
-@commands.command()
+@commands.command(epilog=show.examples("oncue redeliver 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b"))
 def redeliver(
-    delivery_id: Annotated[str, typer.Argument(help="As `callbacks` shows it.")],
+    delivery_id: Annotated[
+        str, typer.Argument(help="As `callbacks` shows it.", metavar="DELIVERY", show_default=False)
+    ],
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
     """Deliver a callback again now, under the same webhook-id."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = client.redeliver(delivery_id)
         show.show_json(found) if as_json else show.show_callbacks([found], more=False)
 
 
-@commands.command()
+@commands.command(
+    epilog=show.examples("oncue trigger 7", 'oncue trigger 7 --params \'{"to": "Ada"}\'')
+)
 def trigger(
     job_id: JobId,
     params: Annotated[
@@ -295,7 +307,7 @@ def trigger(
 ) -> None:
     """Run a job now that waits for its time or for its retry."""
     document = _params(params)
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         if params is None:
             _show(client.trigger(job_id), as_json=as_json)
         else:
@@ -305,35 +317,35 @@ def trigger(
 @commands.command(epilog=show.examples("oncue cancel 7"))
 def cancel(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Cancel a job that has not ended."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.cancel(job_id), as_json=as_json)
 
 
 @commands.command(epilog=show.examples("oncue retry 7"))
 def retry(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Open a FAILED or CANCELLED job again, with all its attempts anew."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.retry(job_id), as_json=as_json)
 
 
 @commands.command(epilog=show.examples("oncue pause 7"))
 def pause(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Keep a waiting job from running until it is resumed."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.pause(job_id), as_json=as_json)
 
 
 @commands.command(epilog=show.examples("oncue resume 7"))
 def resume(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """Let a paused job go on."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         _show(client.resume(job_id), as_json=as_json)
 
 
 @commands.command(epilog=show.examples("oncue workers", "oncue workers --json"))
 def workers(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
     """List the workers and their load."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = list(client.workers())
         show.show_json_list(found) if as_json else show.show_workers(found)
 
@@ -355,7 +367,7 @@ def handlers(
     api_key: ApiKey = None,
 ) -> None:
     """List the handlers that live workers offer, or show one and the fields of its params."""
-    with _talking(url, api_key) as client:
+    with talking(url, api_key) as client:
         found = [one for one in client.handlers() if name in (None, one.name)]
     if name is None:
         show.show_json_list(found) if as_json else show.show_handlers(found)
@@ -402,7 +414,7 @@ def drain(
 
     _needs_wait(wait, timeout)
     try:
-        with _talking(url, api_key) as client:
+        with talking(url, api_key) as client:
             told = drain_workers(
                 find_targets(client, workers),
                 internal_token,
@@ -421,7 +433,7 @@ def drain(
 
 
 @contextmanager
-def _talking(url: str | None, api_key: str | None) -> Iterator[Client]:
+def talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     """A client whose errors end the command with a sentence and the code of their kind."""
     from oncue import ApiError, Client, Retries, Unauthorized, Unavailable
 
@@ -475,15 +487,23 @@ def _finish(client: Client, job: Job, timeout: float | None, *, as_json: bool) -
 
 
 def _waited(client: Client, job: Job, timeout: float | None) -> Job:
-    """Wait for the job's end, with a line that tells how it stands where a terminal is."""
+    """Wait for the job's end, with a bar that tells how it stands where a terminal is."""
     if not sys.stderr.isatty():
         return client.wait(job, timeout=timeout)
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
     from oncue import Unavailable, WaitTimeout
 
     began = answered = time.monotonic()
-    with Console(stderr=True).status(_state(job, 0)) as line:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(_state(job, 0), total=None)
         while True:
             left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
             try:
@@ -492,22 +512,26 @@ def _waited(client: Client, job: Job, timeout: float | None) -> Job:
                 if timeout is not None and left <= LOOK_SECONDS:
                     raise WaitTimeout(waiting.job, timeout) from None
                 answered = time.monotonic()
-                line.update(_state(waiting.job, answered - began))
+                told = waiting.job.progress
+                bars.update(
+                    bar,
+                    description=_state(waiting.job, answered - began),
+                    total=None if told is None else 1.0,
+                    completed=0.0 if told is None else told.value,
+                )
             except Unavailable:
                 now = time.monotonic()
                 out_of_time = timeout is not None and left <= LOOK_SECONDS
                 if out_of_time or now - answered > PATIENCE_SECONDS:
                     raise
-                line.update(f"job {job.job_id}: the server does not answer; trying again")
+                silent = f"job {job.job_id}: the server does not answer; trying again"
+                bars.update(bar, description=silent)
 
 
 def _state(job: Job, seconds: float) -> str:
-    from rich.markup import escape
-
-    progress = "" if job.progress is None else f", {show.json_line(job.progress)}"
+    said = "" if job.progress is None or not job.progress.text else f": {job.progress.text}"
     attempt = f", attempt {job.attempt} of {job.max_retry + 1}" if job.attempt else ""
-    line = f"job {job.job_id} is {job.status}{attempt}{progress} ({seconds:.0f} s)"
-    return escape(show.printable(line))
+    return show.printable(f"job {job.job_id} is {job.status}{attempt} ({seconds:.0f} s){said}")
 
 
 def _show(job: Job, *, as_json: bool) -> None:

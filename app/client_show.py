@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from app.schedules.preview import Fire
-    from oncue.results import Callback, Execution, Explanation, Job, OfferedHandler, Result, Worker
+    from oncue.results import (
+        Callback,
+        Execution,
+        Explanation,
+        Job,
+        OfferedHandler,
+        Progress,
+        Result,
+        Worker,
+    )
 
 WIDE: Final = 100_000
 """Columns where no terminal is: nothing that goes into a pipe is cut."""
@@ -62,7 +71,7 @@ def show_job(job: Job) -> None:
         ("expires", (when(job.expires_at) or None) if job.finished_at is None else None),
         ("finished", when(job.finished_at) or None),
         ("params", None if job.params is None else json_line(job.params)),
-        ("progress", None if job.progress is None else json_line(job.progress)),
+        ("progress", None if job.progress is None else _progress(job.progress)),
         ("result", json_line(job.result) if job.succeeded else None),
         ("error", None if job.error is None else f"{job.error.message} ({job.error.code})"),
         *(("warning", warning.message) for warning in job.warnings),
@@ -218,6 +227,11 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def _progress(progress: Progress) -> str:
+    said = f" {progress.text}" if progress.text else ""
+    return f"{progress.value:.0%}{said} ({when(progress.at)})"
 
 
 def _print_executions(console: Console, executions: Sequence[Execution]) -> None:

@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
 from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob, TriggerJob
-from oncue.protocol import Heartbeat, ReportsRequest
+from oncue.protocol import Heartbeat, LogsRequest, ReportsRequest
 
 TITLE: Final = "Oncue"
 VERSION: Final = "0.1.0"
@@ -33,6 +33,7 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     TriggerJob,
     Heartbeat,
     ReportsRequest,
+    LogsRequest,
 )
 
 

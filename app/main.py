@@ -31,6 +31,7 @@ from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
+from app.fleet.logs import RunLogs
 from app.fleet.reports import Reports
 from app.fleet.roster import Roster
 from app.fleet.routes import fleet_routes
@@ -45,8 +46,10 @@ from app.jobs.explain_routes import explain_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
+from app.jobs.stream_routes import stream_routes
 from app.jobs.submit import Submitter
 from app.jobs.wait import Waiters
+from app.jobs.watch import Streams
 from app.lifecycle.reads import count_tasks
 from app.lifecycle.schema import check_schema
 from app.lifecycle.term import TermRowMissing, read_term
@@ -73,6 +76,7 @@ class Parts:
     ground: Ground
     fleet: LiveFleet
     waiters: Waiters
+    streams: Streams
     submitter: Submitter
     settler: Settler
     lock: DispatchLock
@@ -106,6 +110,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         ground=ground,
         fleet=fleet,
         waiters=Waiters(ground),
+        streams=Streams(ground),
         submitter=Submitter(ground, fleet),
         settler=settler,
         lock=lock,
@@ -135,6 +140,7 @@ async def start_parts(parts: Parts) -> None:
     parts.ground.bus.start()
     parts.waiters.start()
     parts.standing.start()
+    parts.streams.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
@@ -147,11 +153,12 @@ async def start_parts(parts: Parts) -> None:
 
 
 async def stop_dispatching(parts: Parts) -> None:
-    """Stop claiming, release the lock so that another takes over at once, let long polls go.
+    """Stop claiming, release the lock so that another takes over at once, let those who wait go.
 
     Requests are served on; stopping twice does nothing more.
     """
     parts.waiters.close()
+    parts.streams.close()
     if not parts.ground.settings.no_dispatch:
         await parts.loop.stop()
         await parts.lock.stop()
@@ -170,6 +177,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.settler.drained()
     await parts.waiters.stop()
     await parts.standing.stop()
+    await parts.streams.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.ground.close()
@@ -207,10 +215,14 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     app.include_router(
+        stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
+    )
+    app.include_router(
         fleet_routes(
             tokens=tokens,
             heartbeats=Heartbeats(parts.ground),
             reports=Reports(parts.ground, parts.settler),
+            logs=RunLogs(parts.ground),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))

@@ -70,6 +70,9 @@ class Settings(BaseSettings):
     )
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
     long_poll_seconds: float = Field(300.0, ge=1, le=3600, description="most that ?wait= may ask")
+    most_streams: int = Field(
+        200, ge=0, description="most event streams at once (logs, job events); above it 429"
+    )
     callback_schedule_seconds: Annotated[tuple[float, ...], NoDecode] = Field(
         (0, 5, 15, 60, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400),
         description="pauses before each try of a callback (comma list)",

@@ -27,6 +27,7 @@ from oncue.results import (
     Explanation,
     Item,
     Job,
+    LogLine,
     OfferedHandler,
     Page,
     Result,
@@ -233,6 +234,10 @@ class Talks:
         path = f"/openapi/callbacks/{quote(delivery_id, safe='')}/redeliver"
         return _read(Callback, (yield from self._exchange(Send("POST", path))))
 
+    def lines(self, execution_id: str, limit: int) -> Pages[LogLine]:
+        """The pages of an execution's lines, oldest first."""
+        return self._pages(Page[LogLine], logs_path(execution_id), limit)
+
     def workers(self, limit: int) -> Pages[Worker]:
         """The pages of the workers."""
         return self._pages(Page[Worker], "/openapi/workers", limit)
@@ -356,6 +361,16 @@ class Talks:
 
 def _job_path(job_id: int) -> str:
     return f"/openapi/jobs/{quote(str(job_id), safe='')}"
+
+
+def logs_path(execution_id: str) -> str:
+    """Where the lines of an execution are."""
+    return f"/openapi/executions/{quote(execution_id, safe='')}/logs"
+
+
+def events_path(job_id: int) -> str:
+    """Where the events of a job are."""
+    return f"{_job_path(job_id)}/events"
 
 
 def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -13,13 +13,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
 
 import httpx
 
+from oncue._stream import (
+    Attempts,
+    Event,
+    EventReader,
+    Resume,
+    events_of,
+    lines_of,
+    read_job_event,
+    read_line,
+)
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
 from oncue.results import (
@@ -29,6 +39,8 @@ from oncue.results import (
     Explanation,
     Item,
     Job,
+    JobEvent,
+    LogLine,
     OfferedHandler,
     Worker,
 )
@@ -41,6 +53,10 @@ DEFAULT_TIMEOUT_SECONDS: Final = 15.0
 
 POOL: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 """A wait holds a connection for as long as it lasts, so the callers alone bound their number."""
+
+OPEN: Final = 200
+NOTHING_MORE: Final = 204
+"""What a stream of a job answers whose last event has been seen."""
 
 Value = TypeVar("Value")
 
@@ -69,7 +85,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         url = _address(base_url)
-        self._talks = Talks(url, retries or Retries())
+        self._url, self._retries = url, retries or Retries()
+        self._talks = Talks(url, self._retries)
         self._http = httpx.Client(
             base_url=url,
             headers=_headers(api_key),
@@ -149,6 +166,47 @@ class Client:
         """
         return self._run(self._talks.redeliver(_delivery_id(callback)))
 
+    def logs(self, of: int | Job | str, *, page_size: int = PAGE_SIZE) -> Iterator[LogLine]:
+        """Iterate over what a run has said so far, oldest first.
+
+        `of` is an execution's id, or a job (or its id): then its newest execution.
+        """
+        execution_id = of if isinstance(of, str) else self._newest(of)
+        if execution_id is not None:
+            yield from self._items(self._talks.lines(execution_id, page_size))
+
+    def follow_logs(self, of: int | Job | str) -> Iterator[LogLine]:
+        """Iterate over what a run says, from its first line to its last, as it comes.
+
+        Of a job it begins with the newest execution, waits for one if there is none, and goes
+        on with the next ones until the job has ended. A lost connection is made again: no line
+        is left out or comes twice.
+        """
+        if isinstance(of, str):
+            yield from self._lines(of)
+            return
+        attempts = Attempts()
+        job = self.get(of)
+        while True:
+            if (execution := attempts.next(job)) is not None:
+                yield from self._lines(execution.execution_id)
+                job = self.get(of)
+            elif job.ended:
+                return
+            else:
+                job = next((one.job for one in self.events(of) if attempts.is_news(one.job)), job)
+
+    def events(self, job: int | Job, *, after: str | None = None) -> Iterator[JobEvent]:
+        """Iterate over what happens to a job, from how it is now to its end.
+
+        `after` is the `event_id` of an event seen before. States that follow each other quickly
+        may be one event; the last is always told, also over lost connections.
+        """
+        for event in self._stream(events_of(_id(job), self._url, self._retries, after)):
+            yield (found := read_job_event(event))
+            if found.name == "ended":
+                return
+
     def cancel(self, job: int | Job) -> Job:
         """Cancel a job that has not ended; a running one is told to stop.
 
@@ -223,6 +281,44 @@ class Client:
     ) -> None:
         self.close()
 
+    def _newest(self, job: int | Job) -> str | None:
+        executions = self.get(job).executions
+        return executions[0].execution_id if executions else None
+
+    def _lines(self, execution_id: str) -> Iterator[LogLine]:
+        for event in self._stream(lines_of(execution_id, self._url, self._retries)):
+            if event.name == "end":
+                return
+            if (line := read_line(event)) is not None:
+                yield line
+
+    def _stream(self, resume: Resume) -> Iterator[Event]:
+        while True:
+            heard: Heard = None
+            try:
+                response = self._http.send(resume.request(self._http), stream=True)
+            except httpx.RequestError as error:
+                heard = error
+            else:
+                try:
+                    if response.status_code == NOTHING_MORE:
+                        return
+                    if response.status_code == OPEN:
+                        resume.opened(response)
+                        reader = EventReader()
+                        for data in response.iter_bytes():
+                            for event in reader.feed(data):
+                                resume.took(event)
+                                yield event
+                    else:
+                        response.read()
+                        heard = response
+                except httpx.RequestError:
+                    heard = None  # cut off in the middle
+                finally:
+                    response.close()
+            time.sleep(resume.pause_after(heard))
+
     def _items(self, pages: Pages[Item]) -> Iterator[Item]:
         cursor = None
         while True:
@@ -264,7 +360,8 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         url = _address(base_url)
-        self._talks = Talks(url, retries or Retries())
+        self._url, self._retries = url, retries or Retries()
+        self._talks = Talks(url, self._retries)
         self._http = httpx.AsyncClient(
             base_url=url,
             headers=_headers(api_key),
@@ -331,6 +428,42 @@ class AsyncClient:
         """
         return await self._run(self._talks.redeliver(_delivery_id(callback)))
 
+    async def logs(
+        self, of: int | Job | str, *, page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[LogLine]:
+        """Iterate over what a run has said so far: see `Client.logs`."""
+        execution_id = of if isinstance(of, str) else await self._newest(of)
+        if execution_id is not None:
+            async for line in self._items(self._talks.lines(execution_id, page_size)):
+                yield line
+
+    async def follow_logs(self, of: int | Job | str) -> AsyncIterator[LogLine]:
+        """Iterate over what a run says, as it comes: see `Client.follow_logs`."""
+        if isinstance(of, str):
+            async for line in self._lines(of):
+                yield line
+            return
+        attempts = Attempts()
+        job = await self.get(of)
+        while True:
+            if (execution := attempts.next(job)) is not None:
+                async for line in self._lines(execution.execution_id):
+                    yield line
+                job = await self.get(of)
+            elif job.ended:
+                return
+            else:
+                job = await self._news(of, job, attempts)
+
+    async def events(
+        self, job: int | Job, *, after: str | None = None
+    ) -> AsyncGenerator[JobEvent, None]:
+        """Iterate over what happens to a job: see `Client.events`."""
+        async for event in self._stream(events_of(_id(job), self._url, self._retries, after)):
+            yield (found := read_job_event(event))
+            if found.name == "ended":
+                return
+
     async def cancel(self, job: int | Job) -> Job:
         """Cancel a job that has not ended: see `Client.cancel`."""
         return await self._run(self._talks.change(_id(job), "cancel"))
@@ -394,6 +527,54 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    async def _newest(self, job: int | Job) -> str | None:
+        executions = (await self.get(job)).executions
+        return executions[0].execution_id if executions else None
+
+    async def _news(self, of: int | Job, job: Job, attempts: Attempts) -> Job:
+        events = self.events(of)
+        try:
+            async for one in events:
+                if attempts.is_news(one.job):
+                    return one.job
+        finally:
+            await events.aclose()
+        return job
+
+    async def _lines(self, execution_id: str) -> AsyncIterator[LogLine]:
+        async for event in self._stream(lines_of(execution_id, self._url, self._retries)):
+            if event.name == "end":
+                return
+            if (line := read_line(event)) is not None:
+                yield line
+
+    async def _stream(self, resume: Resume) -> AsyncIterator[Event]:
+        while True:
+            heard: Heard = None
+            try:
+                response = await self._http.send(resume.request(self._http), stream=True)
+            except httpx.RequestError as error:
+                heard = error
+            else:
+                try:
+                    if response.status_code == NOTHING_MORE:
+                        return
+                    if response.status_code == OPEN:
+                        resume.opened(response)
+                        reader = EventReader()
+                        async for data in response.aiter_bytes():
+                            for event in reader.feed(data):
+                                resume.took(event)
+                                yield event
+                    else:
+                        await response.aread()
+                        heard = response
+                except httpx.RequestError:
+                    heard = None  # cut off in the middle
+                finally:
+                    await response.aclose()
+            await asyncio.sleep(resume.pause_after(heard))
 
     async def _items(self, pages: Pages[Item]) -> AsyncIterator[Item]:
         cursor = None

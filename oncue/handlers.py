@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 if TYPE_CHECKING:
     from oncue.params import FieldError, ParamsType
 
+from oncue.output import LogOutput, Output, check_log, check_progress
+
 Isolation = Literal["none", "process"]
 HandlerFunction = TypeVar("HandlerFunction", bound=Callable[..., Any])
 
@@ -68,6 +70,7 @@ class Context:
     shard_total: int = 1
     cancel_event: threading.Event = field(default_factory=threading.Event, repr=False)
     logger: logging.Logger = field(default=logging.getLogger("oncue.handler"), repr=False)
+    output: Output = field(default=LogOutput(), repr=False, compare=False)
 
     @property
     def idempotency_key(self) -> str:
@@ -78,6 +81,30 @@ class Context:
     def cancelled(self) -> bool:
         """True once the run must stop: a thread cannot be stopped from outside, so look."""
         return self.cancel_event.is_set()
+
+    def log(self, message: str, level: str = "info", **fields: Any) -> None:
+        """Add a line to the run's log, with `fields` as JSON beside it; any thread may.
+
+        It returns at once; whether and when the line reaches the platform is not its concern.
+
+        Raises:
+            TypeError: the message is no text.
+            ValueError: the level is not debug, info, warning, error or critical, or the fields
+                are not JSON of at most 4 KiB.
+        """
+        self.output.log(message, level, check_log(message, level, fields))
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Say how far the run has come, from 0 to 1; only the newest word counts.
+
+        It may be called as often as one likes, from any thread: about two a second are sent.
+
+        Raises:
+            TypeError: the fraction is no number, or the text no text.
+            ValueError: the fraction is not between 0 and 1, or the text is longer than 200.
+        """
+        check_progress(fraction, text)
+        self.output.progress(float(fraction), text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from oncue.output import MAX_PROGRESS_TEXT_LENGTH
+
 PROTOCOL_VERSION: Final = 1
 
 RUN_PATH: Final = "/run"
@@ -20,6 +22,7 @@ DELIVER_PATH: Final = "/deliver"
 DRAIN_PATH: Final = "/drain"
 HEARTBEAT_PATH: Final = "/internal/heartbeat"
 REPORTS_PATH: Final = "/internal/reports"
+LOGS_PATH: Final = "/internal/logs"
 
 MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_NAME_LENGTH: Final = 128
@@ -31,6 +34,10 @@ MAX_SCHEMAS_BYTES: Final = 1024 * 1024
 """The most that all schemas of one worker, and so of one beat, may have together."""
 MAX_RUNS_PER_REQUEST: Final = 500
 MAX_REPORTS_PER_REQUEST: Final = 500
+MAX_LOG_PARTS_PER_REQUEST: Final = 500
+MAX_LINES_PER_LOG_PART: Final = 2000
+LATEST_TIME: Final = 253_402_300_799_999
+"""The last millisecond that RFC 3339 can write."""
 
 LEASE_SECONDS: Final = 15.0
 """Life of a run lease, and the age of a heartbeat from which a worker may be doubted."""
@@ -350,3 +357,75 @@ class WorkerHealth(Message):
     status: str = "ok"
     worker_id: str
     boot_id: str
+
+
+class LogLevel(StrEnum):
+    """How grave a line is, by the names of Python's logging."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class LogSource(StrEnum):
+    """Where a line comes from; `oncue` is the platform's own word about lines that were dropped."""
+
+    LOG = "log"
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    CTX = "ctx"
+    ONCUE = "oncue"
+
+
+class LogLine(Message):
+    """One line of an execution. `seq` counts from 1 over all its lines, dropped ones included.
+
+    A line of source `oncue` stands for the `droppedLines` and `droppedBytes` in its fields, of
+    which the last had its `seq`.
+    """
+
+    seq: int = Field(ge=1, lt=2**53)
+    time: int = Field(ge=0, le=LATEST_TIME)
+    level: LogLevel
+    source: LogSource
+    message: str
+    fields: dict[str, Any] | None = None
+
+
+class Progress(Message):
+    """How far a run has come, by its handler's word; the newest `at` counts."""
+
+    value: float = Field(ge=0, le=1)
+    text: str = Field(default="", max_length=MAX_PROGRESS_TEXT_LENGTH)
+    at: int = Field(ge=0, le=LATEST_TIME)
+
+
+class LogPart(Message):
+    """Lines of one execution that follow each other, and its newest progress.
+
+    A part is repeated unchanged until it is acknowledged: `executionId` and the first `seq`
+    name it. `complete` says that no more lines of the execution will follow.
+    """
+
+    execution_id: str = Field(max_length=64)
+    lines: list[LogLine] = Field(default_factory=list, max_length=MAX_LINES_PER_LOG_PART)
+    progress: Progress | None = None
+    complete: bool = False
+
+
+class LogsRequest(Message):
+    """`POST /internal/logs`: lines and progress of the sender's own executions."""
+
+    protocol: int = PROTOCOL_VERSION
+    worker_id: str = Field(max_length=MAX_NAME_LENGTH)
+    parts: list[LogPart] = Field(max_length=MAX_LOG_PARTS_PER_REQUEST)
+
+
+class LogsResponse(Message):
+    """Given after the commit. Everything was stored but what is of these executions."""
+
+    refused: list[str] = Field(
+        description="Unknown, another worker's, or past retention: send no more of them."
+    )

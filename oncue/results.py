@@ -39,6 +39,28 @@ class JobWarning(JobError):
     """Something that keeps an accepted job from running now."""
 
 
+class Progress(Result):
+    """How far a run has come, by its handler's word: `value` is from 0 to 1."""
+
+    value: float
+    text: str = ""
+    at: Moment | None = None
+
+
+class LogLine(Result):
+    """One line that a run said; `seq` counts all of them from 1, dropped ones included.
+
+    `source` is ctx, log, stdout or stderr; `oncue` tells in their place of lines that were dropped.
+    """
+
+    seq: int
+    time: Moment | None = None
+    level: str = "info"
+    source: str = "ctx"
+    message: str
+    fields: dict[str, Any] | None = None
+
+
 class Execution(Result):
     """One attempt to run a job on one worker, with the time of each step.
 
@@ -54,6 +76,7 @@ class Execution(Result):
     accepted_at: Moment | None = None
     started_at: Moment | None = None
     finished_at: Moment | None = None
+    progress: Progress | None = None
     result: Any = None
     error: JobError | None = None
     reason: str | None = None
@@ -80,7 +103,7 @@ class Job(Result):
     expires_at: Moment | None = None
     result: Any = None
     error: JobError | None = None
-    progress: Any = None
+    progress: Progress | None = None
     revision: int = 0
     created_at: Moment | None = None
     updated_at: Moment | None = None
@@ -160,6 +183,17 @@ class Explanation(Result):
     attempts: tuple[ExplainedAttempt, ...] = ()
     more_attempts: bool = False
     next_actions: tuple[str, ...] = ()
+
+
+class JobEvent(Result):
+    """What happened to a job, and the job as it was then.
+
+    `name` is waiting, claimed, started, progress, retrying, paused, blocked, scheduled or ended.
+    """
+
+    event_id: str
+    name: str
+    job: Job
 
 
 class Worker(Result):

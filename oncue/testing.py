@@ -21,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from oncue._platform import AsyncPlatform, Handlers, Platform, PlatformUnavailable
@@ -55,6 +56,35 @@ class NotStorable(ValueError):
     """The params or the result are not JSON, or too large; a worker would fail the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedLine:
+    """A line that a handler gave to `ctx.log`."""
+
+    message: str
+    level: str
+    fields: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Collects what a handler says: `run_handler("greet", params, output=Recorder())`.
+
+    `lines` are those of `ctx.log`, `steps` all of `ctx.progress` as (fraction, text); what a
+    handler prints or logs otherwise is seen by the test's own means (`capsys`, `caplog`).
+    """
+
+    lines: list[LoggedLine] = field(default_factory=list)
+    steps: list[tuple[float, str]] = field(default_factory=list)
+
+    def log(self, message: str, level: str, fields: dict[str, Any] | None) -> None:
+        """Keep a line."""
+        self.lines.append(LoggedLine(message, level, fields))
+
+    def progress(self, fraction: float, text: str) -> None:
+        """Keep a step."""
+        self.steps.append((fraction, text))
+
+
 def run_handler(
     name_or_function: str | Callable[..., Any], params: Any = None, **context: Any
 ) -> Any:
@@ -62,6 +92,7 @@ def run_handler(
 
     `context` sets fields of the `Context` that the handler is given (`attempt=2`, `shard_index=1`,
     `client_request_id="order-1"`); the others have values that are plain for a first attempt.
+    With `output=Recorder()` the test sees what the handler told `ctx.log` and `ctx.progress`.
     What the handler raises is passed on. Params go through JSON, as they do on their way to a
     worker, and are converted to what the handler's annotation says. `isolation` is ignored: the
     handler runs here.

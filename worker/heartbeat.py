@@ -153,6 +153,7 @@ class Beats(threading.Thread):
         held_deliveries: Callable[[], list[str]],
         unwanted: Callable[[list[str]], None],
         failed: Callable[[], None],
+        again: Callable[[], None],
     ) -> None:
         super().__init__(name="oncue-beats", daemon=True)
         self._identity = identity
@@ -165,6 +166,7 @@ class Beats(threading.Thread):
         self._held_deliveries = held_deliveries
         self._unwanted = unwanted
         self._failed = failed
+        self._again = again
         self._cpu = CpuIdle()
         self._now = threading.Event()
         self._last = threading.Event()
@@ -207,6 +209,7 @@ class Beats(threading.Thread):
             return False
         if self._silent:
             log.info("beats are acknowledged again")
+            self._again()
         self._silent = False
         return True
 

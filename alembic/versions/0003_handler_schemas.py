@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import mysql
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0002"
 
 
 def upgrade() -> None:

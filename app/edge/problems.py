@@ -25,6 +25,7 @@ STATUS_OF: Final = {
     "unauthorized": 401,
     "not_found": 404,
     "job_not_found": 404,
+    "execution_not_found": 404,
     "method_not_allowed": 405,
     "callback_not_found": 404,
     "request_conflict": 409,
@@ -36,6 +37,7 @@ STATUS_OF: Final = {
     "validation_failed": 422,
     "cron_invalid": 422,
     "params_invalid": 422,
+    "too_many_streams": 429,
     "internal_error": 500,
     "overloaded": 503,
     "database_unavailable": 503,
@@ -47,6 +49,7 @@ TITLE_OF: Final = {
     "unauthorized": "A valid key is required",
     "not_found": "There is nothing at this address",
     "job_not_found": "There is no such job",
+    "execution_not_found": "There is no such execution",
     "method_not_allowed": "This address does not take this method",
     "callback_not_found": "There is no such callback",
     "verb_not_possible": "The job's state does not allow this",
@@ -58,6 +61,7 @@ TITLE_OF: Final = {
     "validation_failed": "The request is not valid",
     "cron_invalid": "The cron expression is not valid",
     "params_invalid": "The params do not fit the handler",
+    "too_many_streams": "Too many streams are open",
     "internal_error": "An error of the platform",
     "overloaded": "Too many requests wait",
     "database_unavailable": "The database cannot be reached",
@@ -102,7 +106,7 @@ class Problem(Exception):
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
     """Write a problem as an HTTP answer, with Retry-After where another try may help."""
     all_headers = dict(headers or {})
-    if problem.status == 503:
+    if problem.status in (429, 503):
         all_headers.setdefault("Retry-After", str(RETRY_SECONDS))
     if problem.status == 401:
         all_headers.setdefault("WWW-Authenticate", "Bearer")

@@ -182,6 +182,14 @@ class JobError(_Wire):
     message: str
 
 
+class Progress(_Wire):
+    """How far a run has come, by its handler's word."""
+
+    value: float = Field(ge=0, le=1)
+    text: str
+    at: Timestamp
+
+
 class Execution(_Wire):
     """One attempt to run the job on one worker, with the time of every step."""
 
@@ -194,6 +202,7 @@ class Execution(_Wire):
     accepted_at: Timestamp | None
     started_at: Timestamp | None
     finished_at: Timestamp | None
+    progress: Progress | None
     result: Any
     error: JobError | None
     reason: str | None = Field(description="Why the platform, not the handler, ended it.")
@@ -222,7 +231,7 @@ class Job(_Wire):
     expires_at: Timestamp | None = Field(description="When it fails unless an attempt has begun.")
     result: Any
     error: JobError | None
-    progress: Any
+    progress: Progress | None = Field(description="Of the current or newest execution.")
     revision: int
     created_at: Timestamp
     updated_at: Timestamp
@@ -344,6 +353,27 @@ class ExecutionList(_Wire):
 
     items: list[Execution]
     next_cursor: str | None
+
+
+class LogLine(_Wire):
+    """One line that a run said. `seq` counts all of them from 1, dropped ones included."""
+
+    seq: Int64
+    time: Timestamp
+    level: Literal["debug", "info", "warning", "error", "critical"]
+    source: Literal["log", "stdout", "stderr", "ctx", "oncue"] = Field(
+        description="`oncue`: the platform's word on lines that were dropped in this place."
+    )
+    message: str
+    fields: dict[str, Any] | None
+
+
+class LogPage(_Wire):
+    """A page of lines, oldest first."""
+
+    items: list[LogLine]
+    next_cursor: str | None = Field(description="null: no more lines for now.")
+    complete: bool = Field(description="Whether no more lines will come at all.")
 
 
 class Worker(_Wire):

@@ -22,7 +22,7 @@ JOB_COLUMNS: Final = (
 EXECUTION_COLUMNS: Final = (
     "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "
     "accepted_at, started_at, finished_at, error_code, error_message, reason, result, "
-    "result_in_payload, stale_at, stale_status"
+    "result_in_payload, stale_at, stale_status, progress, progress_text, progress_at"
 )
 
 
@@ -40,6 +40,8 @@ class JobRecord:
     params: str | None
     results: dict[str, str]
     """Result of each execution that has one, by execution id."""
+    current: RowMapping | None = None
+    """The current execution, where `executions` are left out."""
 
 
 async def read_handler(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> str | None:

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Double,
     Float,
     Index,
     Integer,
@@ -178,9 +179,39 @@ job_log = Table(
     Column("log_pointer", String(255)),
     Column("stale_at", BigInteger, comment="a late report came, and changed nothing"),
     Column("stale_status", String(16)),
+    Column("progress", Double),
+    Column("progress_text", String(200)),
+    Column("progress_at", BigInteger),
     UniqueConstraint("execution_id"),
     Index("ix_job_log_job_id_id", "job_id", "id"),
     **_OPTIONS,
+)
+
+execution_log = Table(
+    "execution_log",
+    metadata,
+    Column("log_id", BigInteger, primary_key=True, autoincrement=False, comment="job_log.id"),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("head_bytes", Integer, nullable=False),
+    Column("tail_bytes", Integer, nullable=False),
+    Column("tail_first_seq", BigInteger, comment="NULL until the head is full"),
+    Column("dropped_lines", BigInteger, nullable=False, comment="that slid out of the tail"),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False, comment="no more lines will come"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+log_chunk = Table(
+    "log_chunk",
+    metadata,
+    Column("log_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("line_count", Integer, nullable=False),
+    Column("byte_count", Integer, nullable=False),
+    Column("dropped_lines", BigInteger, nullable=False, comment="that its markers stand for"),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("body", _Body, nullable=False, comment="JSON: [[seq, time, level, source, ...], ...]"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
 worker_node = Table(

@@ -11,8 +11,11 @@ from aiohttp import web
 
 from oncue.protocol import (
     HEARTBEAT_PATH,
+    LOGS_PATH,
     REPORTS_PATH,
     Heartbeat,
+    LogLine,
+    LogsRequest,
     Outcome,
     ReportsRequest,
 )
@@ -40,6 +43,10 @@ class FakeDispatcher:
         self.arrived = 0
         self.gate: asyncio.Event | None = None
         self.refused: list[ReportsRequest] = []
+        self.shipments: list[LogsRequest] = []
+        self.logs_status = 200
+        self.logs_asked = 0
+        self.refuses: list[str] = []
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> None:
@@ -47,6 +54,7 @@ class FakeDispatcher:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post(HEARTBEAT_PATH, self._beat)
         app.router.add_post(REPORTS_PATH, self._report)
+        app.router.add_post(LOGS_PATH, self._ship)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
@@ -78,6 +86,48 @@ class FakeDispatcher:
             for report in self.reports
             for one in report.tries
         }
+
+    def lines(self, execution_id: str) -> list[LogLine]:
+        """The lines of one execution that were taken so far, each once."""
+        found = {
+            line.seq: line
+            for shipment in self.shipments
+            for part in shipment.parts
+            if part.execution_id == execution_id
+            for line in part.lines
+        }
+        return [found[seq] for seq in sorted(found)]
+
+    def said(self, execution_id: str) -> list[tuple[str, str]]:
+        """Source and message of these lines."""
+        return [(line.source.value, line.message) for line in self.lines(execution_id)]
+
+    def is_complete(self, execution_id: str) -> bool:
+        """Whether the worker has said that no more lines will come."""
+        return any(
+            part.complete
+            for shipment in self.shipments
+            for part in shipment.parts
+            if part.execution_id == execution_id
+        )
+
+    def progress(self, execution_id: str) -> list[tuple[float, str]]:
+        """All progress that was told of one execution."""
+        return [
+            (part.progress.value, part.progress.text)
+            for shipment in self.shipments
+            for part in shipment.parts
+            if part.execution_id == execution_id and part.progress is not None
+        ]
+
+    async def _ship(self, request: web.Request) -> web.Response:
+        self.logs_asked += 1
+        body = await request.read()
+        status = 503 if self.silent else self.logs_status
+        if status != 200:
+            return web.Response(status=status)
+        self.shipments.append(LogsRequest.model_validate_json(body))
+        return web.json_response({"refused": self.refuses})
 
     async def _beat(self, request: web.Request) -> web.Response:
         if self.silent:
