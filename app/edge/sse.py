@@ -81,4 +81,5 @@ def _note_done(task: asyncio.Future[Any]) -> None:
 
 def sse_content() -> dict[str, Any]:
     """Declare a stream in an OpenAPI 3.1 document, which knows no events: as text."""
-    return {MEDIA_TYPE: {"schema": {"type": "string"}}}
+    # No type: a whole stream is text, while some readers of the document check each event by it.
+    return {MEDIA_TYPE: {"schema": {"description": "Server-sent events, until the last one."}}}
