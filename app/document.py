@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
+from app.jobs.bulk_schemas import SubmitBulk
 from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob
 from oncue.protocol import Heartbeat, ReportsRequest
 
@@ -30,6 +31,7 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     SubmitJob,
     SubmitBatch,
     ChangeJob,
+    SubmitBulk,
     Heartbeat,
     ReportsRequest,
 )
@@ -60,6 +62,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         tags=[
             {"name": "jobs", "description": "Submit jobs and look at them."},
+            {"name": "bulk", "description": "Change all jobs that match a filter."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
             {"name": "operations", "description": "Health and metrics."},
             {"name": "internal", "description": "For workers, with the internal token."},

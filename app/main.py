@@ -36,12 +36,15 @@ from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.bulk import BulkDesk
+from app.jobs.bulk_routes import bulk_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
 from app.jobs.submit import Submitter
+from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
 from app.lifecycle.reads import count_tasks
 from app.lifecycle.schema import check_schema
@@ -77,6 +80,7 @@ class Parts:
     stopper: Stopper
     handover: Handover
     retention: Retention
+    sweeper: Sweeper
     clock_loop: Loop
 
 
@@ -108,6 +112,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         stopper=Stopper(ground, lock, roster),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
+        sweeper=Sweeper(ground, lock),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
 
@@ -132,6 +137,7 @@ async def start_parts(parts: Parts) -> None:
         parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
+        parts.sweeper.start()
         parts.lock.start()
 
 
@@ -148,6 +154,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.stopper.stop()
         await parts.handover.stop()
         await parts.retention.stop()
+        await parts.sweeper.stop()
         await parts.sender.stop()
 
 
@@ -189,6 +196,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
     )
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
+    app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         fleet_routes(

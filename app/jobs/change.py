@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.ground import Ground
+from app.jobs.announce import announce
 from app.jobs.look import find_job, no_such_job
 from app.jobs.schemas import ChangeJob
 from app.jobs.submit import params_text, parse_object
@@ -22,9 +23,7 @@ from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
-from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
-from app.plumbing.bus import CANCEL, ENDED, OWED, WAKE
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
@@ -38,9 +37,8 @@ class Changes:
     """Changes jobs for callers: what it returns is committed, and dispatch has been told."""
 
     def __init__(self, ground: Ground) -> None:
+        self._ground = ground
         self._database = ground.database
-        self._bus = ground.bus
-        self._metrics = ground.metrics
 
     async def cancel(self, caller: Caller, job_id: int) -> dict[str, Any]:
         """End a job; it is final even if the worker that runs it never answers.
@@ -52,14 +50,7 @@ class Changes:
         changed = await self._write(
             "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
         )
-        if not changed.repeated:
-            self._metrics.finished.labels(JobStatus.CANCELLED.name).inc()
-            execution_id = "" if changed.stopped is None else changed.stopped[1]
-            self._bus.publish(ENDED, [[job_id, execution_id]])
-        if changed.stopped is not None:
-            self._bus.publish(CANCEL, list(changed.stopped))
-        if changed.owed:
-            self._bus.publish(OWED, [])
+        announce(self._ground, "cancel", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def hold(
@@ -74,7 +65,7 @@ class Changes:
         changed = await self._write(
             verb, asked, lambda connection: hold_job(connection, self._database, asked, verb)
         )
-        self._wake(changed)
+        announce(self._ground, verb, [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def retry(self, caller: Caller, job_id: int) -> dict[str, Any]:
@@ -87,7 +78,7 @@ class Changes:
         changed = await self._write(
             "retry", asked, lambda connection: reopen_job(connection, self._database, asked)
         )
-        self._wake(changed)
+        announce(self._ground, "retry", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def revise(
@@ -114,7 +105,7 @@ class Changes:
                 connection, self._database, asked, values, revisions=revisions
             ),
         )
-        self._wake(changed)
+        announce(self._ground, "change", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def _write(
@@ -125,10 +116,6 @@ class Changes:
             log.debug("job_changed", verb=verb, job_id=asked.job_id)
             return answer
         raise _problem(verb, asked.job_id, answer)
-
-    def _wake(self, changed: Changed) -> None:
-        if changed.due_ms is not None:
-            self._bus.publish(WAKE, [[changed.queue_id, changed.priority, changed.due_ms]])
 
     async def _look(self, caller: Caller, job_id: int) -> dict[str, Any]:
         return job_view(await find_job(self._database, caller, job_id))

@@ -4,6 +4,9 @@ Ids grow with the time of creation, so newest first is the primary key backwards
 an index of its own (label, clientRequestId) is exact. The claim index tells all jobs of a status
 or of a queue, as long as they are few. Everything else walks the primary key over a bounded
 number of rows, and a page may then end early: its cursor tells where to go on (ADR 10).
+
+With a range of finishing the index of finished times is walked instead, the latest finished
+first (ADR 13). Bulk operations read the same ways, but the oldest first.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.reads import JOB_COLUMNS, results_of
-from app.lifecycle.states import JobStatus
+from app.lifecycle.states import TERMINAL_JOBS, JobStatus, in_list
 from app.plumbing.database import Database
 
 WALK_ROWS: Final = 5000
@@ -26,14 +29,22 @@ FEW: Final = 2000
 MOST_QUEUES: Final = 50
 DISORDER_MS: Final = 10_000
 """How much later a job with a lower id may have been created: no INSERT takes longer."""
-CLAIM_INDEX: Final = {True: "ix_job_info_claim", False: "(ix_job_info_claim)"}
+CLAIM_INDEX: Final = "ix_job_info_claim"
+FINISHED_INDEX: Final = "ix_job_info_finished"
+FINISHED_STEP: Final = 500
+"""How many entries of the index of finished times are looked up at once."""
 NEAR_IDS: Final = 512
 HIGHEST_ID: Final = 2**63 - 1
+LATEST: Final = 2**62
+"""Later than any time."""
+
+Place = int | tuple[int, int]
+"""Where a list goes on: an id or, with a range of finishing, (finished at, id)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """At most one of the first five, and a range of creation (epoch ms, `to` excluded)."""
+    """At most one of the first five, and one range of times (epoch ms, `to` excluded)."""
 
     status: JobStatus | None = None
     handler: str | None = None
@@ -42,16 +53,26 @@ class JobFilter:
     client_request_id: str | None = None
     created_from: int | None = None
     created_to: int | None = None
+    finished_from: int | None = None
+    finished_to: int | None = None
+
+    @property
+    def by_finish(self) -> bool:
+        """Whether the range is one of finishing."""
+        return self.finished_from is not None or self.finished_to is not None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest first, the results of those that have a short one, and where to go on."""
+    """Jobs, newest first, the results of those that have a short one, and where to go on.
+
+    With a range of finishing, the latest finished first.
+    """
 
     jobs: Sequence[RowMapping]
     results: dict[str, str]
     long_results: frozenset[str]
-    before: int | None
+    before: Place | None
 
 
 async def list_jobs(
@@ -60,28 +81,61 @@ async def list_jobs(
     *,
     tenant_id: int,
     wanted: JobFilter,
-    before: int | None,
+    before: Place | None,
     limit: int,
 ) -> JobPage:
-    """Return up to `limit` jobs with an id lower than `before`."""
-    low, high = await _id_range(connection, wanted, before)
+    """Return up to `limit` jobs behind `before` in the list."""
     lister = _Lister(connection, database, tenant_id, wanted, limit)
-    if wanted.client_request_id is not None:
-        jobs, onward = await lister.read("client_request_id = :request", low, high), None
-    elif wanted.label is not None:
-        jobs, onward = await lister.labelled(low, high)
+    jobs: Sequence[RowMapping]
+    onward: Place | None
+    if wanted.by_finish and wanted.client_request_id is None:
+        jobs, onward = await lister.finished(before if isinstance(before, tuple) else None)
     else:
-        ids = await lister.few_ids()
-        if ids is not None:
-            jobs, onward = await lister.among(ids, low, high)
-        else:
-            jobs, onward = await lister.walk(low, high)
+        low, high = await id_range(connection, wanted, before if isinstance(before, int) else None)
+        jobs, onward = await lister.by_id(low, high)
     results, long = await _results(connection, jobs)
     return JobPage(jobs, results, long, onward)
 
 
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Jobs that match, the oldest first: (finished at, id) of each, the former 0 without a range.
+
+    `onward` is where to go on, None at the end.
+    """
+
+    turns: Sequence[tuple[int, int]]
+    onward: tuple[int, int] | None
+
+
+async def next_matching(
+    connection: AsyncConnection,
+    database: Database,
+    *,
+    tenant_id: int,
+    wanted: JobFilter,
+    statuses: frozenset[JobStatus],
+    after: tuple[int, int],
+    until_id: int,
+    limit: int,
+) -> Matching:
+    """Return up to `limit` jobs in one of `statuses` behind `after`, of ids up to `until_id`.
+
+    A range of creation is compared, but not looked for: give `after` and `until_id` by it.
+    """
+    lister = _Lister(connection, database, tenant_id, wanted, limit, statuses, oldest_first=True)
+    if wanted.by_finish:
+        jobs, place = await lister.finished(after, until_id)
+        return Matching([(job["finished_at"], job["id"]) for job in jobs], place)
+    jobs, last = await lister.by_id(after[1] + 1, until_id + 1)
+    return Matching([(0, job["id"]) for job in jobs], None if last is None else (0, last))
+
+
 class _Lister:
-    """Reads one page; `low` is included in every range of ids, `high` is not."""
+    """Reads one page; `low` is included in every range of ids, `high` is not.
+
+    `statuses` narrow a bulk operation, which needs the ids alone, the oldest first.
+    """
 
     def __init__(
         self,
@@ -90,20 +144,33 @@ class _Lister:
         tenant_id: int,
         wanted: JobFilter,
         limit: int,
+        statuses: frozenset[JobStatus] = frozenset(),
+        *,
+        oldest_first: bool = False,
     ) -> None:
         self._connection = connection
         sqlite = database.is_sqlite
+        forced = "INDEXED BY {}" if sqlite else "FORCE INDEX ({})"
         self._primary = "NOT INDEXED " if sqlite else "FORCE INDEX (PRIMARY) "
-        self._claim = f"{'INDEXED BY' if sqlite else 'FORCE INDEX'} {CLAIM_INDEX[sqlite]} "
+        self._claim = f"{forced.format(CLAIM_INDEX)} "
+        self._finished = f"{forced.format(FINISHED_INDEX)} "
+        self._oldest_first = oldest_first
+        self._order = "ASC" if oldest_first else "DESC"
+        self._columns = "id, finished_at" if oldest_first else JOB_COLUMNS
         self._wanted = wanted
         self._limit = limit
+        own = frozenset[JobStatus]() if wanted.status is None else frozenset({wanted.status})
+        self._statuses = statuses or own
         self._values: dict[str, Any] = {"tenant": tenant_id}
         self._conditions = ["tenant_id = :tenant"]
+        if self._statuses:
+            self._conditions.append(f"status IN ({in_list(self._statuses)})")
         for condition, name, value in (
-            ("status = :status", "status", wanted.status),
             ("job_handler = :handler", "handler", wanted.handler),
             ("created_at >= :created_from", "created_from", wanted.created_from),
             ("created_at < :created_to", "created_to", wanted.created_to),
+            ("finished_at >= :finished_from", "finished_from", wanted.finished_from),
+            ("finished_at < :finished_to", "finished_to", wanted.finished_to),
         ):
             if value is not None:
                 self._conditions.append(condition)
@@ -114,18 +181,37 @@ class _Lister:
         if wanted.client_request_id is not None:
             self._values["request"] = wanted.client_request_id
 
+    async def by_id(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
+        """Read a page in the order of ids by the index that the filter has."""
+        if self._wanted.client_request_id is not None:
+            return await self.read("client_request_id = :request", low, high), None
+        if self._wanted.label is not None:
+            return await self.labelled(low, high)
+        ids = await self.few_ids()
+        if ids is not None:
+            return await self.among(ids, low, high)
+        return await self.walk(low, high)
+
     async def read(
-        self, condition: str, low: int, high: int, *, hint: str = "", **values: Any
+        self,
+        condition: str,
+        low: int,
+        high: int,
+        *,
+        hint: str = "",
+        limit: int | None = None,
+        **values: Any,
     ) -> Sequence[RowMapping]:
-        """Read matching jobs, newest first, one more than a page has."""
+        """Read matching jobs in order, one more than a page has unless told otherwise."""
         conditions = " AND ".join([condition, "id >= :low", "id < :high", *self._conditions])
         statement = text(
-            f"SELECT {JOB_COLUMNS} FROM job_info {hint}WHERE {conditions} "
-            "ORDER BY id DESC LIMIT :limit"
+            f"SELECT {self._columns} FROM job_info {hint}WHERE {conditions} "
+            f"ORDER BY id {self._order} LIMIT :limit"
         )
         if "ids" in values:
             statement = statement.bindparams(bindparam("ids", expanding=True))
-        given = self._values | values | {"low": low, "high": high, "limit": self._limit + 1}
+        most = self._limit + 1 if limit is None else limit
+        given = self._values | values | {"low": low, "high": high, "limit": most}
         return (await self._connection.execute(statement, given)).mappings().all()
 
     async def labelled(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
@@ -134,7 +220,7 @@ class _Lister:
         rows = await self._connection.execute(
             text(
                 "SELECT job_id FROM job_label WHERE name = :name AND value = :value "
-                "AND job_id >= :low AND job_id < :high ORDER BY job_id DESC LIMIT :limit"
+                f"AND job_id >= :low AND job_id < :high ORDER BY job_id {self._order} LIMIT :limit"
             ),
             {"name": name, "value": value, "low": low, "high": high, "limit": FEW},
         )
@@ -145,10 +231,11 @@ class _Lister:
         return jobs, onward
 
     async def few_ids(self) -> list[int] | None:
-        """Return the ids of all jobs of the status or handler, or None if they are many."""
-        if self._wanted.status is not None:
-            condition = f"status = {int(self._wanted.status)}"
-        elif self._wanted.handler is not None:
+        """Return the ids of all jobs of the status and handler, or None if they are many."""
+        if not self._statuses and self._wanted.handler is None:
+            return None
+        condition = f"status IN ({in_list(self._statuses or frozenset(JobStatus))})"
+        if self._wanted.handler is not None:
             found = await self._connection.execute(
                 text(
                     "SELECT id FROM queue WHERE job_handler = :handler AND tenant_id = :tenant "
@@ -165,20 +252,17 @@ class _Lister:
                 return []
             if len(queues) > MOST_QUEUES:
                 return None
-            statuses = ", ".join(str(int(status)) for status in JobStatus)
-            condition = f"status IN ({statuses}) AND queue_id IN ({', '.join(queues)})"
-        else:
-            return None
+            condition += f" AND queue_id IN ({', '.join(queues)})"
         rows = await self._connection.exec_driver_sql(
             f"SELECT id FROM job_info {self._claim}WHERE {condition} LIMIT {FEW + 1}"
         )
         ids = [row.id for row in rows]
-        return None if len(ids) > FEW else sorted(ids, reverse=True)
+        return None if len(ids) > FEW else sorted(ids, reverse=not self._oldest_first)
 
     async def among(
         self, ids: Sequence[int], low: int, high: int
     ) -> tuple[Sequence[RowMapping], int | None]:
-        """Read those of some ids, newest first, that match now."""
+        """Read those of some ids, in order, that match now."""
         inside = [job_id for job_id in ids if low <= job_id < high]
         jobs: list[RowMapping] = []
         for start in range(0, len(inside), 500):
@@ -190,24 +274,93 @@ class _Lister:
         return jobs, None
 
     async def walk(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
-        """Walk the primary key backwards over at most `WALK_ROWS` jobs."""
-        floor = (
+        """Walk the primary key over at most `WALK_ROWS` jobs."""
+        edge = (
             await self._connection.execute(
                 text(
                     f"SELECT id FROM job_info {self._primary}WHERE id >= :low AND id < :high "
-                    "ORDER BY id DESC LIMIT 1 OFFSET :walked"
+                    f"ORDER BY id {self._order} LIMIT 1 OFFSET :walked"
                 ),
                 {"low": low, "high": high, "walked": WALK_ROWS - 1},
             )
         ).scalar_one_or_none()
-        reach = low if floor is None else floor
-        jobs = await self.read("1 = 1", reach, high, hint=self._primary)
+        if edge is not None:
+            low, high = (low, edge + 1) if self._oldest_first else (edge, high)
+        jobs = await self.read("1 = 1", low, high, hint=self._primary)
         if len(jobs) > self._limit:
             return jobs[: self._limit], jobs[self._limit - 1]["id"]
-        return jobs, floor
+        return jobs, edge
+
+    async def finished(
+        self, place: tuple[int, int] | None, until_id: int = HIGHEST_ID - 1
+    ) -> tuple[Sequence[RowMapping], tuple[int, int] | None]:
+        """Walk the index of finished times over at most `WALK_ROWS` jobs."""
+        if self._statuses and not self._statuses & TERMINAL_JOBS:
+            return [], None
+        jobs: list[tuple[tuple[int, int], RowMapping]] = []
+        walked, step = 0, self._limit + 1
+        while True:
+            keys = await self._finished_keys(place, step)
+            jobs += await self._of_keys(keys, until_id)
+            if len(jobs) > self._limit:
+                return [job for _, job in jobs[: self._limit]], jobs[self._limit - 1][0]
+            walked += len(keys)
+            place = keys[-1] if len(keys) == step else None
+            if place is None or walked >= WALK_ROWS:
+                return [job for _, job in jobs], place
+            step = min(FINISHED_STEP, WALK_ROWS - walked)
+
+    async def _of_keys(
+        self, keys: Sequence[tuple[int, int]], until_id: int
+    ) -> list[tuple[tuple[int, int], RowMapping]]:
+        """Read those of the jobs found by their end that match now, in the order of the keys."""
+        if not keys:
+            return []
+        condition = "id IN :ids"
+        if self._wanted.label is not None:
+            # A scalar, since an EXISTS may be turned round to begin with all jobs of the label.
+            condition += (
+                " AND (SELECT value FROM job_label WHERE job_id = job_info.id "
+                "AND name = :label_name) = :label_value"
+            )
+            name, value = self._wanted.label
+            self._values |= {"label_name": name, "label_value": value}
+        ids = [job_id for _, job_id in keys]
+        found = await self.read(
+            condition, 0, until_id + 1, hint=self._primary, limit=len(ids), ids=ids
+        )
+        rows = {job["id"]: job for job in found}
+        return [(key, rows[key[1]]) for key in keys if key[1] in rows]
+
+    async def _finished_keys(
+        self, place: tuple[int, int] | None, limit: int
+    ) -> list[tuple[int, int]]:
+        """Return the next (finished at, id), of the index alone; each range is one of its own."""
+        beyond = ">" if self._oldest_first else "<"
+        ranges = ["1 = 1"]
+        values: dict[str, Any] = {"tenant": self._values["tenant"]}
+        values["low"] = self._wanted.finished_from or 0
+        values["high"] = LATEST if self._wanted.finished_to is None else self._wanted.finished_to
+        if place is not None:
+            ranges = [f"finished_at = :at AND id {beyond} :id", f"finished_at {beyond} :at"]
+            values |= {"at": place[0], "id": place[1]}
+        keys: list[tuple[int, int]] = []
+        for one in ranges:
+            if len(keys) < limit:
+                rows = await self._connection.execute(
+                    text(
+                        f"SELECT finished_at, id FROM job_info {self._finished}"
+                        "WHERE tenant_id = :tenant AND finished_at >= :low "
+                        f"AND finished_at < :high AND {one} "
+                        f"ORDER BY finished_at {self._order}, id {self._order} LIMIT :limit"
+                    ),
+                    values | {"limit": limit - len(keys)},
+                )
+                keys += [(int(row.finished_at), int(row.id)) for row in rows]
+        return keys
 
 
-async def _id_range(
+async def id_range(
     connection: AsyncConnection, wanted: JobFilter, before: int | None
 ) -> tuple[int, int]:
     """Return the ids (first, behind the last) between which all jobs of the range are."""
