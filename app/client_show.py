@@ -65,7 +65,7 @@ def show_job(job: Job) -> None:
     grid.add_column(overflow="fold")
     for name, value in lines:
         if value is not None:
-            grid.add_row(name, _text(value))
+            grid.add_row(name, cell(value))
     console = out()
     console.print(grid)
     if job.executions:
@@ -88,7 +88,7 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
         for job in jobs
     ]
     names = ("JOB", "STATUS", "HANDLER", "NAME", "ATTEMPTS", "CREATED", "FINISHED OR NEXT")
-    _print_table(out(), names, rows)
+    print_table(out(), names, rows)
     if more:
         print(f"Only the newest {len(jobs)}: --limit shows more.", file=sys.stderr)
 
@@ -109,13 +109,13 @@ def show_workers(workers: Iterable[Worker]) -> None:
         for one in workers
     ]
     names = ("WORKER", "STATE", "ACTIVE", "QUEUED", "AVERAGE", "LAST BEAT", "ADDRESS", "HANDLERS")
-    _print_table(out(), names, rows)
+    print_table(out(), names, rows)
 
 
 def show_handlers(handlers: Iterable[OfferedHandler]) -> None:
     """Print a table of handlers."""
     rows = [(one.name, str(one.workers), one.isolation, one.description) for one in handlers]
-    _print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
+    print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
 
 
 def out() -> Console:
@@ -154,7 +154,7 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
         )
         for one in executions
     ]
-    _print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
+    print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
 
 
 def _took(execution: Execution) -> str:
@@ -163,18 +163,20 @@ def _took(execution: Execution) -> str:
     return f"{(execution.finished_at - execution.started_at).total_seconds():.3f} s"
 
 
-def _print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table without lines."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
         table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
     for row in rows:
-        table.add_row(*(_text(cell) for cell in row))
+        table.add_row(*(cell(one) for one in row))
     console.print(table)
 
 
-def _text(cell: str) -> Any:
+def cell(value: str) -> Any:
+    """Write one cell: printable, and in the colour of the state that it names."""
     from rich.text import Text
 
-    return Text(printable(cell), style=COLOUR_OF.get(cell, ""))
+    return Text(printable(value), style=COLOUR_OF.get(value, ""))

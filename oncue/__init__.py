@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oncue.client import AsyncClient, Client
     from oncue.errors import (
         ApiError,
+        BulkTimeout,
         Conflict,
         Invalid,
         JobFailed,
@@ -25,7 +26,16 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
-    from oncue.results import Execution, Job, JobError, JobWarning, OfferedHandler, Worker
+    from oncue.results import (
+        BulkCount,
+        BulkOperation,
+        Execution,
+        Job,
+        JobError,
+        JobWarning,
+        OfferedHandler,
+        Worker,
+    )
     from oncue.retries import Retries
     from oncue.submission import NewJob
 
@@ -34,6 +44,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Client": "client",
     "Retries": "retries",
     "ApiError": "errors",
+    "BulkTimeout": "errors",
     "Conflict": "errors",
     "Invalid": "errors",
     "JobFailed": "errors",
@@ -42,6 +53,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "BulkCount": "results",
+    "BulkOperation": "results",
     "Execution": "results",
     "Job": "results",
     "JobError": "results",
@@ -54,6 +67,9 @@ _LOADED_WHEN_ASKED_FOR = {
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "BulkCount",
+    "BulkOperation",
+    "BulkTimeout",
     "Client",
     "Conflict",
     "Context",
