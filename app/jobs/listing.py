@@ -55,7 +55,7 @@ async def list_jobs_page(
     Raises:
         Problem: `validation_failed`.
     """
-    wanted = _filter(query)
+    wanted = filter_of(query)
     before: Place | None = decode_end(cursor) if wanted.by_finish else decode_cursor(cursor)
     page = await database.read(
         lambda connection: list_jobs(
@@ -107,7 +107,12 @@ def _items(page: JobPage) -> list[dict[str, Any]]:
     return [listed_job_view(job, page.results, page.long_results) for job in page.jobs]
 
 
-def _filter(query: Mapping[str, list[str]]) -> JobFilter:
+def filter_of(query: Mapping[str, list[str]]) -> JobFilter:
+    """Read what a list is narrowed by.
+
+    Raises:
+        Problem: `validation_failed`.
+    """
     for name, values in query.items():
         if len(values) > 1:
             raise Problem("validation_failed", f"{name}: send it once; {COMBINATIONS}")

@@ -11,7 +11,7 @@ first (ADR 13). Bulk operations read the same ways, but the oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,8 +31,6 @@ DISORDER_MS: Final = 10_000
 """How much later a job with a lower id may have been created: no INSERT takes longer."""
 CLAIM_INDEX: Final = "ix_job_info_claim"
 FINISHED_INDEX: Final = "ix_job_info_finished"
-FINISHED_STEP: Final = 500
-"""How many entries of the index of finished times are looked up at once."""
 NEAR_IDS: Final = 512
 HIGHEST_ID: Final = 2**63 - 1
 LATEST: Final = 2**62
@@ -199,10 +197,9 @@ class _Lister:
         high: int,
         *,
         hint: str = "",
-        limit: int | None = None,
         **values: Any,
     ) -> Sequence[RowMapping]:
-        """Read matching jobs in order, one more than a page has unless told otherwise."""
+        """Read matching jobs in order, one more than a page has."""
         conditions = " AND ".join([condition, "id >= :low", "id < :high", *self._conditions])
         statement = text(
             f"SELECT {self._columns} FROM job_info {hint}WHERE {conditions} "
@@ -210,8 +207,7 @@ class _Lister:
         )
         if "ids" in values:
             statement = statement.bindparams(bindparam("ids", expanding=True))
-        most = self._limit + 1 if limit is None else limit
-        given = self._values | values | {"low": low, "high": high, "limit": most}
+        given = self._values | values | {"low": low, "high": high, "limit": self._limit + 1}
         return (await self._connection.execute(statement, given)).mappings().all()
 
     async def labelled(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
@@ -294,70 +290,84 @@ class _Lister:
     async def finished(
         self, place: tuple[int, int] | None, until_id: int = HIGHEST_ID - 1
     ) -> tuple[Sequence[RowMapping], tuple[int, int] | None]:
-        """Walk the index of finished times over at most `WALK_ROWS` jobs."""
+        """Walk the index of finished times over about `WALK_ROWS` jobs."""
         if self._statuses and not self._statuses & TERMINAL_JOBS:
             return [], None
-        jobs: list[tuple[tuple[int, int], RowMapping]] = []
-        walked, step = 0, self._limit + 1
-        while True:
-            keys = await self._finished_keys(place, step)
-            jobs += await self._of_keys(keys, until_id)
-            if len(jobs) > self._limit:
-                return [job for _, job in jobs[: self._limit]], jobs[self._limit - 1][0]
-            walked += len(keys)
-            place = keys[-1] if len(keys) == step else None
-            if place is None or walked >= WALK_ROWS:
-                return [job for _, job in jobs], place
-            step = min(FINISHED_STEP, WALK_ROWS - walked)
-
-    async def _of_keys(
-        self, keys: Sequence[tuple[int, int]], until_id: int
-    ) -> list[tuple[tuple[int, int], RowMapping]]:
-        """Read those of the jobs found by their end that match now, in the order of the keys."""
-        if not keys:
-            return []
-        condition = "id IN :ids"
+        edge = await self._edge(place)
+        conditions = [*self._conditions, "id <= :until"]
+        values = self._values | {"until": until_id}
         if self._wanted.label is not None:
             # A scalar, since an EXISTS may be turned round to begin with all jobs of the label.
-            condition += (
-                " AND (SELECT value FROM job_label WHERE job_id = job_info.id "
+            conditions.append(
+                "(SELECT value FROM job_label WHERE job_id = job_info.id "
                 "AND name = :label_name) = :label_value"
             )
             name, value = self._wanted.label
-            self._values |= {"label_name": name, "label_value": value}
-        ids = [job_id for _, job_id in keys]
-        found = await self.read(
-            condition, 0, until_id + 1, hint=self._primary, limit=len(ids), ids=ids
-        )
-        rows = {job["id"]: job for job in found}
-        return [(key, rows[key[1]]) for key in keys if key[1] in rows]
-
-    async def _finished_keys(
-        self, place: tuple[int, int] | None, limit: int
-    ) -> list[tuple[int, int]]:
-        """Return the next (finished at, id), of the index alone; each range is one of its own."""
-        beyond = ">" if self._oldest_first else "<"
-        ranges = ["1 = 1"]
-        values: dict[str, Any] = {"tenant": self._values["tenant"]}
-        values["low"] = self._wanted.finished_from or 0
-        values["high"] = LATEST if self._wanted.finished_to is None else self._wanted.finished_to
-        if place is not None:
-            ranges = [f"finished_at = :at AND id {beyond} :id", f"finished_at {beyond} :at"]
-            values |= {"at": place[0], "id": place[1]}
-        keys: list[tuple[int, int]] = []
-        for one in ranges:
-            if len(keys) < limit:
-                rows = await self._connection.execute(
-                    text(
-                        f"SELECT finished_at, id FROM job_info {self._finished}"
-                        "WHERE tenant_id = :tenant AND finished_at >= :low "
-                        f"AND finished_at < :high AND {one} "
-                        f"ORDER BY finished_at {self._order}, id {self._order} LIMIT :limit"
-                    ),
-                    values | {"limit": limit - len(keys)},
+            values |= {"label_name": name, "label_value": value}
+        jobs: list[RowMapping] = []
+        for condition, ends in self._spans(place, edge):
+            if len(jobs) <= self._limit:
+                left = {"limit": self._limit + 1 - len(jobs), "offset": 0}
+                jobs += await self._by_finish(
+                    self._columns, [*conditions, condition], values | ends | left
                 )
-                keys += [(int(row.finished_at), int(row.id)) for row in rows]
-        return keys
+        if len(jobs) > self._limit:
+            last = jobs[self._limit - 1]
+            return jobs[: self._limit], (last["finished_at"], last["id"])
+        return jobs, edge
+
+    async def _edge(self, place: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return where the walk ends, None if so many entries of one range are not left."""
+        for condition, ends in self._spans(place, None):
+            found = await self._by_finish(
+                "finished_at, id",
+                ["tenant_id = :tenant", condition],
+                {"tenant": self._values["tenant"], "limit": 1, "offset": WALK_ROWS - 1, **ends},
+            )
+            if found:
+                return found[0]["finished_at"], found[0]["id"]
+        return None
+
+    def _spans(
+        self, place: tuple[int, int] | None, edge: tuple[int, int] | None
+    ) -> list[tuple[str, dict[str, int]]]:
+        """Return the ranges of the index behind `place`, up to and with `edge`, in order.
+
+        Each is one range: an OR of them would be walked from the start.
+        """
+        behind, ahead = (">", "<") if self._oldest_first else ("<", ">")
+        low = self._wanted.finished_from or 0
+        high = LATEST if self._wanted.finished_to is None else self._wanted.finished_to
+        between, ends = "finished_at >= :low AND finished_at < :high", {"low": low, "high": high}
+        spans: list[tuple[str, dict[str, int]]] = []
+        if place is not None:
+            ends |= {"at": place[0], "after": place[1]}
+            tie = f"finished_at = :at AND id {behind} :after AND {between}"
+            if edge is not None and edge[0] == place[0]:
+                ends["last"] = edge[1]
+                return [(f"{tie} AND id {ahead}= :last", ends)]
+            spans.append((tie, ends))
+            between += f" AND finished_at {behind} :at"
+        if edge is None:
+            return [*spans, (between, ends)]
+        ends |= {"end": edge[0], "last": edge[1]}
+        spans.append((f"{between} AND finished_at {ahead} :end", ends))
+        spans.append((f"finished_at = :end AND id {ahead}= :last AND {between}", ends))
+        return spans
+
+    async def _by_finish(
+        self, columns: str, conditions: Sequence[str], values: Mapping[str, Any]
+    ) -> Sequence[RowMapping]:
+        """Read one range of the index of finished times, in its order."""
+        found = await self._connection.execute(
+            text(
+                f"SELECT {columns} FROM job_info {self._finished}"
+                f"WHERE {' AND '.join(conditions)} ORDER BY finished_at {self._order}, "
+                f"id {self._order} LIMIT :limit OFFSET :offset"
+            ),
+            values,
+        )
+        return found.mappings().all()
 
 
 async def id_range(

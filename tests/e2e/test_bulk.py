@@ -32,6 +32,12 @@ def holder(platform: Platform) -> int:
     return until(found, 30, what="a dispatcher to hold the lock")
 
 
+def ask(url: str) -> httpx.Response:
+    """Ask a dispatcher to cancel what is named bulk."""
+    body = {"action": "cancel", "filter": {"namePrefix": "bulk"}, "ratePerSecond": 1000}
+    return httpx.post(f"{url}/openapi/bulk", json=body, timeout=30, trust_env=False)
+
+
 async def test_over_5000_jobs_are_cancelled_once_each_though_their_dispatcher_is_killed(
     engine: Engine, new_platform: NewPlatform, receiver: Receiver
 ) -> None:
@@ -52,11 +58,7 @@ async def test_over_5000_jobs_are_cancelled_once_each_though_their_dispatcher_is
 
         first = holder(platform)
         second = platform.dispatcher_urls[2 - first]
-        asked = httpx.post(
-            f"{second}/openapi/bulk",
-            json={"action": "cancel", "filter": {"namePrefix": "bulk"}, "ratePerSecond": 1000},
-            trust_env=False,
-        )
+        asked = ask(second)
         assert asked.status_code == 202, asked.text
         path = asked.headers["location"]
         assert asked.json()["matched"] == WAITING + RUNNING_JOBS

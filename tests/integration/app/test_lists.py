@@ -451,7 +451,6 @@ async def test_a_range_of_finishing_lists_the_latest_finished_first(api: Door) -
 
 async def test_a_page_by_finish_may_be_short_while_more_follow(api: Door, monkeypatch: Any) -> None:
     monkeypatch.setattr(lists, "WALK_ROWS", 10)
-    monkeypatch.setattr(lists, "FINISHED_STEP", 4)
     database = api.database
     made = await insert(database, 35)
     await finish(database, dict.fromkeys(made, 1_800_000_000_000))
