@@ -69,6 +69,7 @@ def test_every_command_and_exit_code_is_documented() -> None:
         "pause",
         "resume",
         "retry",
+        "bulk",
         "workers",
         "handlers",
     )
