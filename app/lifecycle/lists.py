@@ -30,11 +30,15 @@ MOST_QUEUES: Final = 50
 DISORDER_MS: Final = 10_000
 """How much later a job with a lower id may have been created: no INSERT takes longer."""
 CLAIM_INDEX: Final = "ix_job_info_claim"
+LABEL_INDEX: Final = "ix_job_label_name_value_job_id"
 FINISHED_INDEX: Final = "ix_job_info_finished"
 NEAR_IDS: Final = 512
 HIGHEST_ID: Final = 2**63 - 1
 LATEST: Final = 2**62
 """Later than any time."""
+_IDS: Final = "id >= :low AND id < :high"
+_AT: Final = "finished_at = :at AND id > :first AND id < :last"
+_BETWEEN: Final = "finished_at >= :low AND finished_at < :high"
 
 Place = int | tuple[int, int]
 """Where a list goes on: an id or, with a range of finishing, (finished at, id)."""
@@ -151,6 +155,7 @@ class _Lister:
         forced = "INDEXED BY {}" if sqlite else "FORCE INDEX ({})"
         self._primary = "NOT INDEXED " if sqlite else "FORCE INDEX (PRIMARY) "
         self._claim = f"{forced.format(CLAIM_INDEX)} "
+        self._labels = f"{forced.format(LABEL_INDEX)} "
         self._finished = f"{forced.format(FINISHED_INDEX)} "
         self._oldest_first = oldest_first
         self._order = "ASC" if oldest_first else "DESC"
@@ -167,8 +172,6 @@ class _Lister:
             ("job_handler = :handler", "handler", wanted.handler),
             ("created_at >= :created_from", "created_from", wanted.created_from),
             ("created_at < :created_to", "created_to", wanted.created_to),
-            ("finished_at >= :finished_from", "finished_from", wanted.finished_from),
-            ("finished_at < :finished_to", "finished_to", wanted.finished_to),
         ):
             if value is not None:
                 self._conditions.append(condition)
@@ -178,11 +181,19 @@ class _Lister:
             self._values |= {"length": len(wanted.name_prefix), "prefix": wanted.name_prefix}
         if wanted.client_request_id is not None:
             self._values["request"] = wanted.client_request_id
+            for condition, name, value in (
+                ("finished_at >= :finished_from", "finished_from", wanted.finished_from),
+                ("finished_at < :finished_to", "finished_to", wanted.finished_to),
+            ):
+                if value is not None:
+                    self._conditions.append(condition)
+                    self._values[name] = value
 
     async def by_id(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
         """Read a page in the order of ids by the index that the filter has."""
         if self._wanted.client_request_id is not None:
-            return await self.read("client_request_id = :request", low, high), None
+            request = f"client_request_id = :request AND {_IDS}"
+            return await self.read(request, low=low, high=high), None
         if self._wanted.label is not None:
             return await self.labelled(low, high)
         ids = await self.few_ids()
@@ -190,24 +201,16 @@ class _Lister:
             return await self.among(ids, low, high)
         return await self.walk(low, high)
 
-    async def read(
-        self,
-        condition: str,
-        low: int,
-        high: int,
-        *,
-        hint: str = "",
-        **values: Any,
-    ) -> Sequence[RowMapping]:
+    async def read(self, condition: str, *, hint: str = "", **values: Any) -> Sequence[RowMapping]:
         """Read matching jobs in order, one more than a page has."""
-        conditions = " AND ".join([condition, "id >= :low", "id < :high", *self._conditions])
+        conditions = " AND ".join([condition, *self._conditions])
         statement = text(
             f"SELECT {self._columns} FROM job_info {hint}WHERE {conditions} "
             f"ORDER BY id {self._order} LIMIT :limit"
         )
         if "ids" in values:
             statement = statement.bindparams(bindparam("ids", expanding=True))
-        given = self._values | values | {"low": low, "high": high, "limit": self._limit + 1}
+        given = self._values | values | {"limit": self._limit + 1}
         return (await self._connection.execute(statement, given)).mappings().all()
 
     async def labelled(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
@@ -215,7 +218,7 @@ class _Lister:
         name, value = self._wanted.label or ("", "")
         rows = await self._connection.execute(
             text(
-                "SELECT job_id FROM job_label WHERE name = :name AND value = :value "
+                f"SELECT job_id FROM job_label {self._labels}WHERE name = :name AND value = :value "
                 f"AND job_id >= :low AND job_id < :high ORDER BY job_id {self._order} LIMIT :limit"
             ),
             {"name": name, "value": value, "low": low, "high": high, "limit": FEW},
@@ -262,8 +265,9 @@ class _Lister:
         inside = [job_id for job_id in ids if low <= job_id < high]
         jobs: list[RowMapping] = []
         for start in range(0, len(inside), 500):
+            # Without the range: SQLite may take that for the key, and walk all of it.
             jobs += await self.read(
-                "id IN :ids", low, high, hint=self._primary, ids=inside[start : start + 500]
+                "id IN :ids", hint=self._primary, ids=inside[start : start + 500]
             )
             if len(jobs) > self._limit:
                 return jobs[: self._limit], jobs[self._limit - 1]["id"]
@@ -282,7 +286,7 @@ class _Lister:
         ).scalar_one_or_none()
         if edge is not None:
             low, high = (low, edge + 1) if self._oldest_first else (edge, high)
-        jobs = await self.read("1 = 1", low, high, hint=self._primary)
+        jobs = await self.read(_IDS, hint=self._primary, low=low, high=high)
         if len(jobs) > self._limit:
             return jobs[: self._limit], jobs[self._limit - 1]["id"]
         return jobs, edge
@@ -305,11 +309,11 @@ class _Lister:
             name, value = self._wanted.label
             values |= {"label_name": name, "label_value": value}
         jobs: list[RowMapping] = []
-        for condition, ends in self._spans(place, edge):
+        for span, ends in self._spans(place, edge):
             if len(jobs) <= self._limit:
                 left = {"limit": self._limit + 1 - len(jobs), "offset": 0}
                 jobs += await self._by_finish(
-                    self._columns, [*conditions, condition], values | ends | left
+                    self._columns, [*conditions, span], values | ends | left
                 )
         if len(jobs) > self._limit:
             last = jobs[self._limit - 1]
@@ -318,10 +322,10 @@ class _Lister:
 
     async def _edge(self, place: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return where the walk ends, None if so many entries of one range are not left."""
-        for condition, ends in self._spans(place, None):
+        for span, ends in self._spans(place, None):
             found = await self._by_finish(
                 "finished_at, id",
-                ["tenant_id = :tenant", condition],
+                ["tenant_id = :tenant", span],
                 {"tenant": self._values["tenant"], "limit": 1, "offset": WALK_ROWS - 1, **ends},
             )
             if found:
@@ -333,27 +337,30 @@ class _Lister:
     ) -> list[tuple[str, dict[str, int]]]:
         """Return the ranges of the index behind `place`, up to and with `edge`, in order.
 
-        Each is one range: an OR of them would be walked from the start.
+        Each has one lower and one upper bound: of two SQLite would take the first, and of an OR
+        no engine takes any.
         """
-        behind, ahead = (">", "<") if self._oldest_first else ("<", ">")
+        up = self._oldest_first
         low = self._wanted.finished_from or 0
         high = LATEST if self._wanted.finished_to is None else self._wanted.finished_to
-        between, ends = "finished_at >= :low AND finished_at < :high", {"low": low, "high": high}
-        spans: list[tuple[str, dict[str, int]]] = []
+        first, last = 0, HIGHEST_ID  # the ids, both excluded, at the moment where the walk begins
+        spans = []
+        if place is not None and low <= place[0] < high:
+            at, after = place
+            first, last = (after, last) if up else (first, after)
+            if edge is not None and edge[0] == at:
+                first, last = (first, edge[1] + 1) if up else (edge[1] - 1, last)
+                return [(_AT, {"at": at, "first": first, "last": last})]
+            spans.append((_AT, {"at": at, "first": first, "last": last}))
         if place is not None:
-            ends |= {"at": place[0], "after": place[1]}
-            tie = f"finished_at = :at AND id {behind} :after AND {between}"
-            if edge is not None and edge[0] == place[0]:
-                ends["last"] = edge[1]
-                return [(f"{tie} AND id {ahead}= :last", ends)]
-            spans.append((tie, ends))
-            between += f" AND finished_at {behind} :at"
+            low, high = (max(low, place[0] + 1), high) if up else (low, min(high, place[0]))
         if edge is None:
-            return [*spans, (between, ends)]
-        ends |= {"end": edge[0], "last": edge[1]}
-        spans.append((f"{between} AND finished_at {ahead} :end", ends))
-        spans.append((f"finished_at = :end AND id {ahead}= :last AND {between}", ends))
-        return spans
+            return [*spans, (_BETWEEN, {"low": low, "high": high})]
+        end, job_id = edge
+        low, high = (low, end) if up else (end + 1, high)
+        first, last = (0, job_id + 1) if up else (job_id - 1, HIGHEST_ID)
+        spans.append((_BETWEEN, {"low": low, "high": high}))
+        return [*spans, (_AT, {"at": end, "first": first, "last": last})]
 
     async def _by_finish(
         self, columns: str, conditions: Sequence[str], values: Mapping[str, Any]
