@@ -11,6 +11,7 @@ first (ADR 13). Bulk operations read the same ways, but the oldest first.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -151,7 +152,7 @@ class _Lister:
         oldest_first: bool = False,
     ) -> None:
         self._connection = connection
-        sqlite = database.is_sqlite
+        self._sqlite = sqlite = database.is_sqlite
         forced = "INDEXED BY {}" if sqlite else "FORCE INDEX ({})"
         self._primary = "NOT INDEXED " if sqlite else "FORCE INDEX (PRIMARY) "
         self._claim = f"{forced.format(CLAIM_INDEX)} "
@@ -201,17 +202,31 @@ class _Lister:
             return await self.among(ids, low, high)
         return await self.walk(low, high)
 
-    async def read(self, condition: str, *, hint: str = "", **values: Any) -> Sequence[RowMapping]:
+    async def read(
+        self, condition: str, *, source: str = "job_info", **values: Any
+    ) -> Sequence[RowMapping]:
         """Read matching jobs in order, one more than a page has."""
         conditions = " AND ".join([condition, *self._conditions])
         statement = text(
-            f"SELECT {self._columns} FROM job_info {hint}WHERE {conditions} "
+            f"SELECT {self._columns} FROM {source} WHERE {conditions} "
             f"ORDER BY id {self._order} LIMIT :limit"
         )
         if "ids" in values:
             statement = statement.bindparams(bindparam("ids", expanding=True))
         given = self._values | values | {"limit": self._limit + 1}
         return (await self._connection.execute(statement, given)).mappings().all()
+
+    async def _read_some(self, ids: Sequence[int]) -> Sequence[RowMapping]:
+        """Look some ids up by the primary key."""
+        if not self._sqlite:
+            return await self.read("id IN :ids", source=f"job_info {self._primary}", ids=ids)
+        # SQLite may think that a scan in the order that is wanted is nearer than 500 look-ups.
+        keys = "(SELECT value AS of_id FROM json_each(:keys)) AS given"
+        return await self.read(
+            "id = given.of_id",
+            source=f"{keys} CROSS JOIN job_info {self._primary}",
+            keys=json.dumps(list(ids)),
+        )
 
     async def labelled(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
         """Follow the index of labels, whose entries of one value are in the order of ids."""
@@ -265,10 +280,7 @@ class _Lister:
         inside = [job_id for job_id in ids if low <= job_id < high]
         jobs: list[RowMapping] = []
         for start in range(0, len(inside), 500):
-            # Without the range: SQLite may take that for the key, and walk all of it.
-            jobs += await self.read(
-                "id IN :ids", hint=self._primary, ids=inside[start : start + 500]
-            )
+            jobs += await self._read_some(inside[start : start + 500])
             if len(jobs) > self._limit:
                 return jobs[: self._limit], jobs[self._limit - 1]["id"]
         return jobs, None
@@ -286,7 +298,8 @@ class _Lister:
         ).scalar_one_or_none()
         if edge is not None:
             low, high = (low, edge + 1) if self._oldest_first else (edge, high)
-        jobs = await self.read(_IDS, hint=self._primary, low=low, high=high)
+        source = f"job_info {self._primary}"
+        jobs = await self.read(_IDS, source=source, low=low, high=high)
         if len(jobs) > self._limit:
             return jobs[: self._limit], jobs[self._limit - 1]["id"]
         return jobs, edge

@@ -299,10 +299,10 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "namePrefix": ("nothing", "filled"),
     "label": ("team=x", "all=y"),
     "clientRequestId": ("x",),
-    "createdFrom": ("2020-01-01T00:00:00Z",),
-    "createdTo": ("2030-01-01T00:00:00Z",),
-    "finishedFrom": ("2020-01-01T00:00:00Z",),
-    "finishedTo": ("2030-01-01T00:00:00Z",),
+    "createdFrom": ("2023-11-14T22:13:22.500Z",),
+    "createdTo": ("2023-11-14T22:13:27.500Z",),
+    "finishedFrom": ("2023-11-14T22:15:02.500Z",),
+    "finishedTo": ("2023-11-14T22:15:07.500Z",),
 }
 """Values of which few and many jobs have the one; a filter that is new in the code has none here,
 and fails."""
@@ -390,7 +390,7 @@ async def test_sqlite_searches_by_a_key_for_any_filter(
 
             plan = await database.read(explain)
             assert not [step for step in plan if "SCAN job_" in step], (statement, plan)
-            assert "TEMP B-TREE" not in str(plan) or "IN (" in statement, (statement, plan)
+            assert "TEMP B-TREE" not in str(plan) or "json_each" in statement, (statement, plan)
         assert await machine_steps(database, statements) <= 30_000
 
 
