@@ -211,7 +211,55 @@ INSERT INTO schema_revision (id, revision, oldest_code) VALUES (1, 1, 1);
 
 INSERT INTO alembic_version (version_num) VALUES ('0001');
 
--- Running upgrade 0001 -> 0004
+-- Running upgrade 0001 -> 0002
+
+ALTER TABLE job_log ADD COLUMN progress DOUBLE;
+
+ALTER TABLE job_log ADD COLUMN progress_text VARCHAR(200);
+
+ALTER TABLE job_log ADD COLUMN progress_at BIGINT;
+
+CREATE TABLE execution_log (
+    log_id BIGINT NOT NULL COMMENT 'job_log.id', 
+    next_seq BIGINT NOT NULL, 
+    head_bytes INTEGER NOT NULL, 
+    tail_bytes INTEGER NOT NULL, 
+    tail_first_seq BIGINT COMMENT 'NULL until the head is full', 
+    dropped_lines BIGINT NOT NULL COMMENT 'that slid out of the tail', 
+    dropped_bytes BIGINT NOT NULL, 
+    complete BOOL NOT NULL COMMENT 'no more lines will come', 
+    CONSTRAINT pk_execution_log PRIMARY KEY (log_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE log_chunk (
+    log_id BIGINT NOT NULL, 
+    first_seq BIGINT NOT NULL, 
+    line_count INTEGER NOT NULL, 
+    byte_count INTEGER NOT NULL, 
+    dropped_lines BIGINT NOT NULL COMMENT 'that its markers stand for', 
+    dropped_bytes BIGINT NOT NULL, 
+    body MEDIUMTEXT NOT NULL COMMENT 'JSON: [[seq, time, level, source, ...], ...]', 
+    CONSTRAINT pk_log_chunk PRIMARY KEY (log_id, first_seq)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 2 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0002' WHERE alembic_version.version_num = '0001';
+
+-- Running upgrade 0002 -> 0003
+
+CREATE TABLE handler_schema (
+    digest VARCHAR(64) NOT NULL COMMENT 'SHA-256 of the body', 
+    body MEDIUMTEXT NOT NULL, 
+    seen_at BIGINT NOT NULL, 
+    CONSTRAINT pk_handler_schema PRIMARY KEY (digest)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 3, oldest_code = 1 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';
+
+-- Running upgrade 0003 -> 0004
 
 CREATE TABLE bulk_operation (
     id BIGINT NOT NULL AUTO_INCREMENT, 
@@ -250,5 +298,19 @@ CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id);
 
 UPDATE schema_revision SET revision = 4 WHERE id = 1;
 
-UPDATE alembic_version SET version_num='0004' WHERE alembic_version.version_num = '0001';
+UPDATE alembic_version SET version_num='0004' WHERE alembic_version.version_num = '0003';
+
+-- Running upgrade 0004 -> 0005
+
+ALTER TABLE job_info ADD COLUMN expires_at BIGINT COMMENT 'fails unless an attempt has begun by then';
+
+CREATE TABLE job_expiry (
+    look_at BIGINT NOT NULL, 
+    job_id BIGINT NOT NULL, 
+    CONSTRAINT pk_job_expiry PRIMARY KEY (look_at, job_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 5 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0004';
 

@@ -57,6 +57,28 @@ CREATE TABLE dispatch_term (
 	since BIGINT NOT NULL, 
 	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
 );
+CREATE TABLE execution_log (
+	log_id BIGINT NOT NULL, 
+	next_seq BIGINT NOT NULL, 
+	head_bytes INTEGER NOT NULL, 
+	tail_bytes INTEGER NOT NULL, 
+	tail_first_seq BIGINT, 
+	dropped_lines BIGINT NOT NULL, 
+	dropped_bytes BIGINT NOT NULL, 
+	complete BOOLEAN NOT NULL, 
+	CONSTRAINT pk_execution_log PRIMARY KEY (log_id)
+);
+CREATE TABLE handler_schema (
+	digest VARCHAR(64) NOT NULL, 
+	body TEXT NOT NULL, 
+	seen_at BIGINT NOT NULL, 
+	CONSTRAINT pk_handler_schema PRIMARY KEY (digest)
+);
+CREATE TABLE job_expiry (
+	look_at BIGINT NOT NULL, 
+	job_id BIGINT NOT NULL, 
+	CONSTRAINT pk_job_expiry PRIMARY KEY (look_at, job_id)
+);
 CREATE TABLE job_info (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	tenant_id INTEGER DEFAULT '0' NOT NULL, 
@@ -112,7 +134,7 @@ CREATE TABLE job_info (
 	revision INTEGER DEFAULT '0' NOT NULL, 
 	created_at BIGINT NOT NULL, 
 	updated_at BIGINT NOT NULL, 
-	finished_at BIGINT, 
+	finished_at BIGINT, expires_at BIGINT, 
 	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
 	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
@@ -145,7 +167,7 @@ CREATE TABLE job_log (
 	result_in_payload BOOLEAN DEFAULT '0' NOT NULL, 
 	log_pointer VARCHAR(255), 
 	stale_at BIGINT, 
-	stale_status VARCHAR(16), 
+	stale_status VARCHAR(16), progress DOUBLE, progress_text VARCHAR(200), progress_at BIGINT, 
 	CONSTRAINT uq_job_log_execution_id UNIQUE (execution_id)
 );
 CREATE TABLE job_payload (
@@ -153,6 +175,16 @@ CREATE TABLE job_payload (
 	slot VARCHAR(36) NOT NULL, 
 	body TEXT NOT NULL, 
 	CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
+);
+CREATE TABLE log_chunk (
+	log_id BIGINT NOT NULL, 
+	first_seq BIGINT NOT NULL, 
+	line_count INTEGER NOT NULL, 
+	byte_count INTEGER NOT NULL, 
+	dropped_lines BIGINT NOT NULL, 
+	dropped_bytes BIGINT NOT NULL, 
+	body TEXT NOT NULL, 
+	CONSTRAINT pk_log_chunk PRIMARY KEY (log_id, first_seq)
 );
 CREATE TABLE queue (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 

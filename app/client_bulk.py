@@ -98,8 +98,6 @@ def show_count(count: BulkCount) -> None:
 
 def show_operation(operation: BulkOperation) -> None:
     """Print one operation: what it does, and how far it is."""
-    from rich.table import Table
-
     lines: list[tuple[str, str | None]] = [
         ("operation", operation.operation_id),
         ("status", operation.status),
@@ -114,17 +112,11 @@ def show_operation(operation: BulkOperation) -> None:
         ("created", show.when(operation.created_at) or None),
         ("finished", show.when(operation.finished_at) or None),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in lines:
-        if value is not None:
-            grid.add_row(name, show.cell(value))
-    show.out().print(grid)
+    show.print_grid(lines)
 
 
-def show_operations(operations: Sequence[BulkOperation]) -> None:
-    """Print a table of operations."""
+def show_operations(operations: Sequence[BulkOperation], *, more: bool) -> None:
+    """Print a table of operations, and say when there are more."""
     rows = [
         (
             one.operation_id,
@@ -139,6 +131,7 @@ def show_operations(operations: Sequence[BulkOperation]) -> None:
     ]
     names = ("OPERATION", "STATUS", "ACTION", "EXAMINED", "CHANGED", "CREATED", "WHERE")
     show.print_table(show.out(), names, rows)
+    show.say_more(len(operations), more=more)
 
 
 def watched(client: Client, operation: BulkOperation, timeout: float | None) -> BulkOperation:

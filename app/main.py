@@ -17,18 +17,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.access.keys import ApiKeys, InternalTokens
 from app.callbacks.handover import Handover
 from app.dispatch.death import Deaths
+from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
 from app.dispatch.loop import DispatchLoop
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
+from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
+from app.fleet.logs import RunLogs
 from app.fleet.reports import Reports
 from app.fleet.roster import Roster
 from app.fleet.routes import fleet_routes
@@ -40,17 +43,22 @@ from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
+from app.jobs.explain import Explainer
+from app.jobs.explain_routes import explain_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
+from app.jobs.stream_routes import stream_routes
 from app.jobs.submit import Submitter
 from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
+from app.jobs.watch import Streams
 from app.lifecycle.reads import count_tasks
 from app.lifecycle.schema import check_schema
 from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.schedules.routes import schedule_routes
 from app.settings import Settings
 from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 
@@ -71,6 +79,7 @@ class Parts:
     ground: Ground
     fleet: LiveFleet
     waiters: Waiters
+    streams: Streams
     submitter: Submitter
     settler: Settler
     lock: DispatchLock
@@ -78,9 +87,11 @@ class Parts:
     loop: DispatchLoop
     recovery: Recovery
     stopper: Stopper
+    expiry: Expiry
     handover: Handover
     retention: Retention
     sweeper: Sweeper
+    standing: Standing
     clock_loop: Loop
 
 
@@ -103,6 +114,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         ground=ground,
         fleet=fleet,
         waiters=Waiters(ground),
+        streams=Streams(ground),
         submitter=Submitter(ground, fleet),
         settler=settler,
         lock=lock,
@@ -110,9 +122,11 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
+        expiry=Expiry(ground, lock),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
         sweeper=Sweeper(ground, lock),
+        standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
 
@@ -130,10 +144,13 @@ async def start_parts(parts: Parts) -> None:
     parts.clock_loop.start()
     parts.ground.bus.start()
     parts.waiters.start()
+    parts.standing.start()
+    parts.streams.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
+        parts.expiry.start()
         parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
@@ -142,16 +159,18 @@ async def start_parts(parts: Parts) -> None:
 
 
 async def stop_dispatching(parts: Parts) -> None:
-    """Stop claiming, release the lock so that another takes over at once, let long polls go.
+    """Stop claiming, release the lock so that another takes over at once, let those who wait go.
 
     Requests are served on; stopping twice does nothing more.
     """
     parts.waiters.close()
+    parts.streams.close()
     if not parts.ground.settings.no_dispatch:
         await parts.loop.stop()
         await parts.lock.stop()
         await parts.recovery.stop()
         await parts.stopper.stop()
+        await parts.expiry.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sweeper.stop()
@@ -164,6 +183,8 @@ async def stop_parts(parts: Parts) -> None:
     await parts.submitter.drained()
     await parts.settler.drained()
     await parts.waiters.stop()
+    await parts.standing.stop()
+    await parts.streams.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.ground.close()
@@ -195,14 +216,21 @@ def create_app(settings: Settings) -> FastAPI:
             fleet=parts.fleet,
         )
     )
-    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
+    app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
+    changes = Changes(parts.ground, parts.fleet)
+    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
+    app.include_router(schedule_routes(keys=keys))
+    app.include_router(
+        stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
+    )
     app.include_router(
         fleet_routes(
             tokens=tokens,
             heartbeats=Heartbeats(parts.ground),
             reports=Reports(parts.ground, parts.settler),
+            logs=RunLogs(parts.ground),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))

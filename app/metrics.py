@@ -58,6 +58,12 @@ class Metrics:
         )
         self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)
         self.long_polls = Gauge("oncue_long_polls", "Callers who wait", registry=r)
+        self.log_lines = Counter("oncue_log_lines", "Lines of runs kept", registry=r)
+        self.log_bytes = Counter("oncue_log_bytes", "Bytes of lines kept", registry=r)
+        self.log_lines_dropped = Counter(
+            "oncue_log_lines_dropped", "Lines that slid out of full logs", registry=r
+        )
+        self.streams = Gauge("oncue_streams", "Open event streams", registry=r)
         self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)
         self.term = Gauge("oncue_dispatch_term", "Term of the dispatch lock", registry=r)
         self.skew = Gauge("oncue_clock_skew_seconds", "Clock minus database's", registry=r)

@@ -24,6 +24,7 @@ from oncue.errors import (
     BulkTimeout,
     Invalid,
     JobFailed,
+    NotFound,
     Unavailable,
     WaitTimeout,
     api_error,
@@ -31,16 +32,30 @@ from oncue.errors import (
 from oncue.results import (
     BulkCount,
     BulkOperation,
+    Callback,
+    CronPreview,
     Execution,
+    Explanation,
     Item,
     Job,
+    LogLine,
     OfferedHandler,
     Page,
     Result,
     Worker,
 )
 from oncue.retries import Retries
-from oncue.submission import JobFilter, NewJob, query_of
+from oncue.submission import (
+    CronOptions,
+    JobChanges,
+    JobFilter,
+    NewJob,
+    TriggerOptions,
+    changes_body,
+    cron_query_of,
+    json_body,
+    query_of,
+)
 
 TRANSIENT: Final = frozenset({429, 502, 503, 504})
 SURELY_NOT_DONE: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -66,7 +81,7 @@ class Send:
     """Send this request, and tell the response or the error.
 
     `seconds` is how long the server may stay silent on purpose. One that is not `repeatable` is
-    sent again only when the try before surely had no effect.
+    sent again only when the try before surely had no effect. `if_match` is a job's revision.
     """
 
     method: str
@@ -75,6 +90,7 @@ class Send:
     body: bytes | None = None
     seconds: float = 0.0
     repeatable: bool = True
+    if_match: int | None = None
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Build it with the address, headers and timeouts of a client."""
@@ -84,7 +100,7 @@ class Send:
             self.path,
             params=dict(self.query) or None,
             content=self.body,
-            headers=None if self.body is None else {"Content-Type": "application/json"},
+            headers=self._headers(),
             timeout=httpx.Timeout(
                 connect=timeout.connect,
                 read=None if timeout.read is None else timeout.read + self.seconds,
@@ -92,6 +108,12 @@ class Send:
                 pool=timeout.pool,
             ),
         )
+
+    def _headers(self) -> dict[str, str]:
+        headers = {} if self.body is None else {"Content-Type": "application/json"}
+        if self.if_match is not None:
+            headers["If-Match"] = f'"{self.if_match}"'
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +180,23 @@ class Talks:
         """Look at a job."""
         return _read(Job, (yield from self._exchange(Send("GET", _job_path(job_id)))))
 
+    def find(self, request_id: str) -> Talk[Job | None]:
+        """Look at the job of a request: a list finds its id, and then it is read whole."""
+        query = {"clientRequestId": request_id, "limit": "1"}
+        answer = yield from self._exchange(Send("GET", "/openapi/jobs", query=query))
+        page = _read(Page[Job], answer)
+        if not page.items:
+            return None
+        try:
+            return (yield from self.get(page.items[0].job_id))
+        except NotFound:
+            return None  # its retention ended meanwhile
+
+    def explain(self, job_id: int) -> Talk[Explanation]:
+        """Ask why a job is where it is."""
+        path = f"{_job_path(job_id)}/explain"
+        return _read(Explanation, (yield from self._exchange(Send("GET", path))))
+
     def wait(self, job_id: int, timeout: float | None, *, check: bool) -> Talk[Job]:
         """Ask again and again until the job has ended."""
         deadline = math.inf if timeout is None else self._clock() + timeout
@@ -195,6 +234,23 @@ class Talks:
         """The pages of a job's executions, newest first."""
         return self._pages(Page[Execution], f"{_job_path(job_id)}/executions", limit)
 
+    def children(self, job_id: int, limit: int) -> Pages[Job]:
+        """The pages of the jobs that a schedule or a group made, latest first."""
+        return self._pages(Page[Job], f"{_job_path(job_id)}/children", limit)
+
+    def callbacks(self, job_id: int, limit: int) -> Pages[Callback]:
+        """The pages of a job's callbacks, newest first."""
+        return self._pages(Page[Callback], f"{_job_path(job_id)}/callbacks", limit)
+
+    def redeliver(self, delivery_id: str) -> Talk[Callback]:
+        """Make a callback due now; to ask twice is to ask once."""
+        path = f"/openapi/callbacks/{quote(delivery_id, safe='')}/redeliver"
+        return _read(Callback, (yield from self._exchange(Send("POST", path))))
+
+    def lines(self, execution_id: str, limit: int) -> Pages[LogLine]:
+        """The pages of an execution's lines, oldest first."""
+        return self._pages(Page[LogLine], logs_path(execution_id), limit)
+
     def workers(self, limit: int) -> Pages[Worker]:
         """The pages of the workers."""
         return self._pages(Page[Worker], "/openapi/workers", limit)
@@ -203,6 +259,11 @@ class Talks:
         """The pages of the handlers, by name."""
         return self._pages(Page[OfferedHandler], "/openapi/handlers", limit)
 
+    def cron_preview(self, expr: str, options: CronOptions) -> Talk[CronPreview]:
+        """Look at a cron expression."""
+        request = Send("GET", "/openapi/cron/preview", query=cron_query_of(expr, options))
+        return _read(CronPreview, (yield from self._exchange(request)))
+
     def change(self, job_id: int, verb: str) -> Talk[Job]:
         """Cancel, pause, resume or retry a job.
 
@@ -210,6 +271,36 @@ class Talks:
         surely had no effect: a second one would be refused, or undo what came between.
         """
         request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=verb == "cancel")
+        return _read(Job, (yield from self._exchange(request)))
+
+    def trigger(self, job_id: int, options: TriggerOptions) -> Talk[Job]:
+        """Make a waiting job due now.
+
+        It is repeated like a verb: the job may have begun, and wait for its retry, in between.
+        """
+        if unknown := options.keys() - TriggerOptions.__annotations__.keys():
+            raise TypeError(f"trigger() has no option {min(unknown)!r}")
+        request = Send(
+            "POST",
+            f"{_job_path(job_id)}/trigger",
+            body=json_body({"params": options["params"]}) if "params" in options else None,
+            if_match=options.get("revision"),
+            repeatable=False,
+        )
+        return _read(Job, (yield from self._exchange(request)))
+
+    def revise(self, job_id: int, revision: int, changes: JobChanges) -> Talk[Job]:
+        """Change a waiting job that still has this revision.
+
+        A repeat of one that was done would be refused for its revision, so there is none.
+        """
+        request = Send(
+            "PATCH",
+            _job_path(job_id),
+            body=changes_body(changes),
+            if_match=revision,
+            repeatable=False,
+        )
         return _read(Job, (yield from self._exchange(request)))
 
     def bulk(self, body: bytes, request_id: str) -> Talk[BulkOperation]:
@@ -331,6 +422,16 @@ def _job_path(job_id: int) -> str:
 
 def _bulk_path(operation_id: str) -> str:
     return f"/openapi/bulk/{quote(operation_id, safe='')}"
+
+
+def logs_path(execution_id: str) -> str:
+    """Where the lines of an execution are."""
+    return f"/openapi/executions/{quote(execution_id, safe='')}/logs"
+
+
+def events_path(job_id: int) -> str:
+    """Where the events of a job are."""
+    return f"{_job_path(job_id)}/events"
 
 
 def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:

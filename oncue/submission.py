@@ -28,6 +28,7 @@ class JobOptions(TypedDict, total=False):
     retry_interval: Seconds | None
     retry_backoff: Literal["fixed", "exponential"] | None
     callback_url: str | None
+    expires_at: datetime | None
     labels: Mapping[str, str] | None
 
 
@@ -38,11 +39,12 @@ class NewJob:
     `request_id` is the idempotency key: it is drawn here when none is given, so one NewJob is one
     job however often it is submitted. `name` is for people, the handler's name by default. It
     runs at once, at `run_at` (with a time zone), or after `delay`. `timeout` is that of each
-    attempt. Durations are in seconds or a timedelta.
+    attempt. If no attempt has begun at `expires_at` (with a time zone), the job fails. Durations
+    are in seconds or a timedelta.
 
     Raises:
-        ValueError: `run_at` has no time zone, `run_at` and `delay` are both given, or the
-            request_id is empty.
+        ValueError: `run_at` or `expires_at` has no time zone, `run_at` and `delay` are both
+            given, or the request_id is empty.
     """
 
     handler: str = field(kw_only=False)
@@ -57,6 +59,7 @@ class NewJob:
     retry_interval: Seconds | None = None
     retry_backoff: Literal["fixed", "exponential"] | None = None
     callback_url: str | None = None
+    expires_at: datetime | None = None
     labels: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +69,8 @@ class NewJob:
             raise ValueError("give run_at or delay, not both")
         if self.run_at is not None and self.run_at.utcoffset() is None:
             raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
+        if self.expires_at is not None and self.expires_at.utcoffset() is None:
+            raise ValueError("expires_at needs a time zone, as datetime.now(UTC) has")
 
     def body(self) -> bytes:
         """Return the JSON that is submitted; the same in every try.
@@ -86,10 +91,90 @@ class NewJob:
             "retryIntervalSeconds": _seconds(self.retry_interval),
             "retryBackoff": self.retry_backoff,
             "callbackUrl": self.callback_url,
+            "expiresAt": None if self.expires_at is None else rfc3339(self.expires_at),
             "labels": None if self.labels is None else dict(self.labels),
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps(given, allow_nan=False, separators=(",", ":")).encode()
+        return json_body(given)
+
+
+class JobChanges(TypedDict, total=False):
+    """What `revise` changes: what is not given stays.
+
+    None clears `params`, `timeout` (an hour) and `callback_url`. `run_at` needs a time zone;
+    durations are in seconds or a timedelta.
+    """
+
+    params: Any
+    run_at: datetime
+    delay: Seconds
+    priority: int
+    timeout: Seconds | None
+    max_retry: int
+    retry_interval: Seconds
+    retry_backoff: Literal["fixed", "exponential"]
+    callback_url: str | None
+
+
+def changes_body(changes: JobChanges) -> bytes:
+    """Return the JSON of a PATCH.
+
+    Raises:
+        TypeError: there is no such field, or params are not JSON.
+        ValueError: nothing is changed, or a value has no form in the API.
+    """
+    if not changes:
+        raise ValueError("give at least one field to change")
+    if "run_at" in changes and "delay" in changes:
+        raise ValueError("give run_at or delay, not both")
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in _CHANGED_NAMES:
+            raise TypeError(f"revise() changes no {name!r}")
+        fields[_CHANGED_NAMES[name]] = _wire_value(name, value)
+    return json_body(fields)
+
+
+def _wire_value(name: str, value: Any) -> Any:
+    match name:
+        case "run_at":
+            if value.utcoffset() is None:
+                raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
+            return rfc3339(value)
+        case "delay" | "timeout":
+            return _milliseconds(value)
+        case "retry_interval":
+            return _seconds(value)
+    return value
+
+
+def json_body(fields: Mapping[str, Any]) -> bytes:
+    """Write the JSON of a request.
+
+    Raises:
+        TypeError, ValueError: a value is not JSON.
+    """
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+
+
+_CHANGED_NAMES: Final = {
+    "params": "params",
+    "run_at": "runAt",
+    "delay": "delayMs",
+    "priority": "priority",
+    "timeout": "timeoutMs",
+    "max_retry": "maxRetry",
+    "retry_interval": "retryIntervalSeconds",
+    "retry_backoff": "retryBackoff",
+    "callback_url": "callbackUrl",
+}
+
+
+class TriggerOptions(TypedDict, total=False):
+    """How `trigger` runs a job: with other `params` (None: null), and only at this `revision`."""
+
+    params: Any
+    revision: int
 
 
 class JobFilter(TypedDict, total=False):
@@ -122,6 +207,17 @@ class BulkFilter(TypedDict, total=False):
     finished_to: datetime | None
 
 
+class CronOptions(TypedDict, total=False):
+    """How `cron_preview` reads an expression, and from when on it looks."""
+
+    dialect: Literal["unix", "quartz"] | None
+    timezone: str | None
+    after: datetime | None
+    count: int | None
+    dst_gap: Literal["shift", "skip"] | None
+    dst_fold: Literal["first", "both", "second"] | None
+
+
 _QUERY_NAMES: Final = {
     "status": "status",
     "handler": "handler",
@@ -135,6 +231,32 @@ _QUERY_NAMES: Final = {
 }
 
 
+_CRON_NAMES: Final = {
+    "dialect": "dialect",
+    "timezone": "timezone",
+    "after": "after",
+    "count": "count",
+    "dst_gap": "dstGap",
+    "dst_fold": "dstFold",
+}
+
+
+def cron_query_of(expr: str, options: CronOptions) -> dict[str, str]:
+    """Return the query of a preview.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: `after` has no time zone.
+    """
+    query = {"expr": expr}
+    for name, value in options.items():
+        if name not in _CRON_NAMES:
+            raise TypeError(f"cron_preview() has no option {name!r}")
+        if value is not None:
+            query[_CRON_NAMES[name]] = _text(name, value)
+    return query
+
+
 def query_of(narrowed: JobFilter | BulkFilter) -> dict[str, str]:
     """Return the query of a list, or the filter of a bulk action.
 
@@ -146,17 +268,8 @@ def query_of(narrowed: JobFilter | BulkFilter) -> dict[str, str]:
     for name, value in narrowed.items():
         if name not in _QUERY_NAMES:
             raise TypeError(f"there is no filter {name!r}")
-        if value is None:
-            continue
-        if isinstance(value, datetime):
-            if value.utcoffset() is None:
-                raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
-            text = rfc3339(value)
-        elif isinstance(value, tuple):
-            text = "=".join(value)
-        else:
-            text = str(value)
-        query[_QUERY_NAMES[name]] = text
+        if value is not None:
+            query[_QUERY_NAMES[name]] = _text(name, value)
     return query
 
 
@@ -182,6 +295,14 @@ def bulk_body(
     if request_id is not None:
         fields["clientRequestId"] = request_id
     return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
+        return rfc3339(value)
+    return "=".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _seconds(duration: Seconds | None) -> float | None:

@@ -20,6 +20,7 @@ from oncue.protocol import (
     Heartbeat,
     HeartbeatResponse,
     OfferedHandler,
+    ParamsSchema,
     WorkerState,
 )
 from oncue.protocol import Held as HeldExecution
@@ -28,10 +29,13 @@ from worker.cost import RecentCost
 from worker.cpu import CpuIdle
 from worker.held import Held, Terms
 from worker.liveness import Liveness
+from worker.offered import Offer
 
 BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
 REQUEST_TIMEOUT_SECONDS: Final = 3.0
+SCHEMAS_AGAIN_SECONDS: Final = 60.0
+"""How long beats stay plain after one with schemas failed: it may be too much for a proxy."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,12 +50,17 @@ class Identity:
     weight: float
     labels: dict[str, str]
     delivers: bool
-    handlers: tuple[OfferedHandler, ...]
+    offer: Offer
 
     @property
     def worker_id(self) -> str:
         """Name and boot id: a restarted worker is another worker."""
         return f"{self.name}#{self.boot_id}"
+
+    @property
+    def handlers(self) -> tuple[OfferedHandler, ...]:
+        """What it offers."""
+        return self.offer.handlers
 
 
 class BeatFailed(Exception):
@@ -144,6 +153,7 @@ class Beats(threading.Thread):
         held_deliveries: Callable[[], list[str]],
         unwanted: Callable[[list[str]], None],
         failed: Callable[[], None],
+        again: Callable[[], None],
     ) -> None:
         super().__init__(name="oncue-beats", daemon=True)
         self._identity = identity
@@ -156,10 +166,13 @@ class Beats(threading.Thread):
         self._held_deliveries = held_deliveries
         self._unwanted = unwanted
         self._failed = failed
+        self._again = again
         self._cpu = CpuIdle()
         self._now = threading.Event()
         self._last = threading.Event()
         self._silent = False
+        self._wanted: list[str] = []
+        self._plain_until = float("-inf")
 
     def run(self) -> None:
         """Beat until the last one."""
@@ -196,13 +209,21 @@ class Beats(threading.Thread):
             return False
         if self._silent:
             log.info("beats are acknowledged again")
+            self._again()
         self._silent = False
         return True
 
     def _beat(self) -> None:
-        body = self._describe().model_dump_json(by_alias=True).encode()
+        beat = self._describe()
+        body = beat.model_dump_json(by_alias=True).encode()
         sent_at, sent = boot_seconds(), time.time()
-        answer = self._sender.send(body)
+        try:
+            answer = self._sender.send(body)
+        except BeatFailed:
+            if beat.schemas:
+                self._wanted = []
+                self._plain_until = boot_seconds() + SCHEMAS_AGAIN_SECONDS
+            raise
         received = time.time()
         try:
             response = HeartbeatResponse.model_validate_json(answer)
@@ -213,6 +234,16 @@ class Beats(threading.Thread):
         self._clock.learn(response.now, sent, received)
         if response.unwanted:
             self._unwanted(response.unwanted)
+        self._want(response.wanted_schemas)
+
+    def _want(self, digests: list[str]) -> None:
+        """Send the schemas that a dispatcher does not know with a beat that comes at once."""
+        asked_before, self._wanted = self._wanted, []
+        if boot_seconds() < self._plain_until:
+            return
+        self._wanted = [one for one in digests if one in self._identity.offer.schemas]
+        if self._wanted and self._wanted != asked_before:
+            self._now.set()
 
     def _describe(self) -> Heartbeat:
         # First, because the first measurement takes a while: the counts below must be fresh.
@@ -238,4 +269,7 @@ class Beats(threading.Thread):
                 HeldExecution(job_id=one.run.job_id, execution_id=one.id) for one in held.snapshot()
             ],
             held_deliveries=self._held_deliveries(),
+            schemas=[
+                ParamsSchema(digest=one, body=identity.offer.schemas[one]) for one in self._wanted
+            ],
         )

@@ -17,6 +17,7 @@ from oncue.protocol import (
     Answer,
     CancelRequest,
     CancelResponse,
+    Int64,
     Message,
     RejectReason,
     Run,
@@ -43,7 +44,7 @@ class UnreadableRun(Message):
 class ReceivedRuns(Message):
     """A `RunRequest` in which each run is read for itself, so that a bad one is refused alone."""
 
-    term: int
+    term: Int64
     worker_id: str | None = None
     runs: list[Annotated[Run | UnreadableRun, Field(union_mode="left_to_right")]] = Field(
         max_length=MAX_RUNS_PER_REQUEST

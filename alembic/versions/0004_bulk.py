@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0004"
-down_revision = "0001"
+down_revision = "0003"
 
 
 def upgrade() -> None:
@@ -73,7 +73,7 @@ def upgrade() -> None:
         unique=False,
         sqlite_where=sa.text("finished_at IS NOT NULL"),
     )
-    # Code of revision 1 works on: it neither reads nor writes what is new.
+    # Code of the revisions before works on: it neither reads nor writes what is new.
     op.execute("UPDATE schema_revision SET revision = 4 WHERE id = 1")
 
 

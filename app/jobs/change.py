@@ -1,4 +1,4 @@
-"""The verbs of callers: cancel, pause, resume, retry, and PATCH of a job that waits."""
+"""The verbs of callers: cancel, pause, resume, trigger, retry, and PATCH of a job that waits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
+from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.announce import announce
+from app.jobs.check_params import refused_params
 from app.jobs.look import find_job, no_such_job
-from app.jobs.schemas import ChangeJob
+from app.jobs.schemas import ChangeJob, TriggerJob
 from app.jobs.submit import params_text, parse_object
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
@@ -23,6 +25,9 @@ from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
+from app.lifecycle.moves.trigger import OtherParams, trigger_job
+from app.lifecycle.reads import read_handler
+from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.times import epoch_ms
 
@@ -32,13 +37,26 @@ Answer = Changed | NotPossible | Unknown | Stale | TooFew
 _ETAG: Final = re.compile(r'"(\d{1,9})"')
 _COLUMNS: Final = ("priority", "max_retry", "retry_backoff", "timeout_ms", "callback_url")
 
+_NOT_TRIGGERED: Final = {
+    JobStatus.WAITING: "It is no task.",
+    JobStatus.RUNNING: "It has begun already.",
+    JobStatus.SUCCEEDED: "It has run: submit a new job, under another clientRequestId.",
+    JobStatus.FAILED: "Its attempts are over: retry begins them anew.",
+    JobStatus.PAUSED: "Resume it first.",
+    JobStatus.CANCELLED: "It was cancelled: retry opens it again.",
+    JobStatus.BLOCKED: "It waits for other jobs to end.",
+    JobStatus.SCHEDULED: "It is a schedule.",
+}
+"""What a caller who wanted a job to run now should know of each state."""
+
 
 class Changes:
     """Changes jobs for callers: what it returns is committed, and dispatch has been told."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
         self._ground = ground
         self._database = ground.database
+        self._fleet = fleet
 
     async def cancel(self, caller: Caller, job_id: int) -> dict[str, Any]:
         """End a job; it is final even if the worker that runs it never answers.
@@ -81,6 +99,32 @@ class Changes:
         announce(self._ground, "retry", [(job_id, changed)])
         return await self._look(caller, job_id)
 
+    async def trigger(
+        self, caller: Caller, job_id: int, body: bytes, if_match: str | None
+    ) -> dict[str, Any]:
+        """Make a task that waits due now, with other params if the body names some.
+
+        Raises:
+            Problem: `precondition_failed`, `invalid_json`, `validation_failed`,
+                `params_invalid`, `job_not_found` or `verb_not_possible`.
+        """
+        revisions = None if if_match is None else _revisions(if_match)
+        request = _trigger_request(parse_object(body) if body.strip() else {})
+        asked = _asked(caller, job_id)
+        other = None
+        if "params" in request.model_fields_set:
+            other = OtherParams(params_text(request.params))
+            await self._check_params(asked, request.params, other.params)
+        changed = await self._write(
+            "trigger",
+            asked,
+            lambda connection: trigger_job(
+                connection, self._database, asked, other, revisions=revisions
+            ),
+        )
+        announce(self._ground, "trigger", [(job_id, changed)])
+        return await self._look(caller, job_id)
+
     async def revise(
         self, caller: Caller, job_id: int, body: bytes, if_match: str | None
     ) -> dict[str, Any]:
@@ -88,7 +132,7 @@ class Changes:
 
         Raises:
             Problem: `precondition_required`, `precondition_failed`, `invalid_json`,
-                `validation_failed`, `job_not_found` or `verb_not_possible`.
+                `validation_failed`, `params_invalid`, `job_not_found` or `verb_not_possible`.
         """
         if if_match is None:
             raise Problem(
@@ -96,8 +140,11 @@ class Changes:
                 'Send If-Match with the ETag of the job as you saw it, as If-Match: "3".',
             )
         revisions = _revisions(if_match)
-        values = _new_values(parse_object(body))
+        request = _request(parse_object(body))
+        values = _new_values(request)
         asked = _asked(caller, job_id)
+        if values.new_params:
+            await self._check_params(asked, request.params, values.params)
         changed = await self._write(
             "change",
             asked,
@@ -107,6 +154,17 @@ class Changes:
         )
         announce(self._ground, "change", [(job_id, changed)])
         return await self._look(caller, job_id)
+
+    async def _check_params(self, asked: Asked, params: Any, text: str | None) -> None:
+        # A job never changes its handler: it may be read before the change.
+        handler = await self._database.read(
+            lambda connection: read_handler(connection, asked.job_id, tenant_id=asked.tenant_id)
+        )
+        if handler is None:
+            raise no_such_job(asked.job_id)
+        refusal = await refused_params(self._fleet, handler, params, text)
+        if refusal is not None:
+            raise refusal
 
     async def _write(
         self, verb: str, asked: Asked, work: Callable[[AsyncConnection], Awaitable[Answer]]
@@ -131,9 +189,10 @@ def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | Too
             return no_such_job(job_id)
         case NotPossible():
             able = ", ".join(answer.possible) or "nothing"
+            why = f" {_NOT_TRIGGERED[answer.status]}" if verb == "trigger" else ""
             return Problem(
                 "verb_not_possible",
-                f"Job {job_id} is {answer.status.name}: {verb} is not possible, {able} is.",
+                f"Job {job_id} is {answer.status.name}: {verb} is not possible, {able} is.{why}",
                 jobId=job_id,
                 jobStatus=answer.status.name,
                 possible=list(answer.possible),
@@ -161,15 +220,27 @@ def _revisions(if_match: str) -> frozenset[int] | None:
     return frozenset(int(found[1]) for part in parts if (found := _ETAG.fullmatch(part)))
 
 
-def _new_values(sent: dict[str, Any]) -> NewValues:
+def _trigger_request(sent: dict[str, Any]) -> TriggerJob:
     try:
-        request = ChangeJob.model_validate(sent)
+        return TriggerJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
+
+
+def _request(sent: dict[str, Any]) -> ChangeJob:
+    try:
+        return ChangeJob.model_validate(sent)
+    except ValidationError as error:
+        raise validation_problem(list(error.errors(include_url=False))) from None
+
+
+def _new_values(request: ChangeJob) -> NewValues:
     fields = request.model_fields_set
     columns: dict[str, Any] = {name: getattr(request, name) for name in _COLUMNS if name in fields}
     if "retry_interval_seconds" in fields:
         columns["retry_interval_ms"] = round(request.retry_interval_seconds * 1000)
+    if "expires_at" in fields:
+        columns["expires_at"] = None if request.expires_at is None else epoch_ms(request.expires_at)
     return NewValues(
         columns=columns,
         due_ms=epoch_ms(request.run_at) if "run_at" in fields else None,

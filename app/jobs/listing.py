@@ -104,7 +104,9 @@ def _cursor(place: Place | None) -> str | None:
 
 
 def _items(page: JobPage) -> list[dict[str, Any]]:
-    return [listed_job_view(job, page.results, page.long_results) for job in page.jobs]
+    return [
+        listed_job_view(job, page.results, page.long_results, page.current) for job in page.jobs
+    ]
 
 
 def filter_of(query: Mapping[str, list[str]]) -> JobFilter:

@@ -9,6 +9,7 @@ import structlog
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
+from app.lifecycle.handler_schemas import prune_schemas
 from app.lifecycle.moves.prune import Pruned, prune_batch
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
@@ -59,6 +60,7 @@ class Retention:
             await asyncio.sleep(1)
             return
         deleted = await self.run_pass(await self._database.now())
+        await self._database.write(lambda connection: prune_schemas(connection, self._database))
         if deleted:
             log.info("pruned", jobs=deleted)
         await asyncio.sleep(BETWEEN_PASSES_SECONDS)

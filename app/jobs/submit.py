@@ -16,10 +16,11 @@ from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.check_params import refused_params
 from app.jobs.digest import differing_fields, request_digest
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
 from app.jobs.views import job_view
-from app.lifecycle.moves.submit import NewJob, insert_jobs
+from app.lifecycle.moves.submit import NewJob, find_by_request, insert_jobs
 from app.lifecycle.reads import JobRecord, ensure_queue, read_job
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
 from app.lifecycle.token import new_token
@@ -43,6 +44,17 @@ class Submitted:
     created: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job whose shape is right. `refusal` holds for a new job; a repeat is answered all the same.
+
+    A refused job is looked up by its clientRequestId and never inserted.
+    """
+
+    new: NewJob
+    refusal: Problem | None = None
+
+
 class Submitter:
     """Accepts jobs: what it returns is committed."""
 
@@ -62,6 +74,12 @@ class Submitter:
             backlog_limit=ground.settings.submit_backlog,
             shared_errors=(DatabaseUnavailable,),
         )
+        self._lookups: GroupCommit[tuple[int, str], RowMapping | None] = GroupCommit(
+            self._find,
+            batch_limit=ground.settings.submit_batch,
+            backlog_limit=ground.settings.submit_backlog,
+            shared_errors=(DatabaseUnavailable,),
+        )
 
     @property
     def backlog(self) -> int:
@@ -72,19 +90,23 @@ class Submitter:
         """Accept one job; once this returns, the job is in the database.
 
         Raises:
-            Problem: `invalid_json`, `validation_failed`, `request_conflict` or `overloaded`.
+            Problem: `invalid_json`, `validation_failed`, `params_invalid`, `request_conflict` or
+                `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
         return await self.enter(caller, await self.check(caller, parse_object(body)))
 
-    async def enter(self, caller: Caller, new: NewJob) -> Submitted:
+    async def enter(self, caller: Caller, checked: Checked) -> Submitted:
         """Store a checked job; what enters meanwhile shares its commit.
 
         Raises:
-            Problem: `request_conflict` or `overloaded`.
+            Problem: the job's refusal, `request_conflict` or `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
+        new = checked.new
         try:
+            if checked.refusal is not None:
+                return await self._only_repeated(caller, new, checked.refusal)
             row = await self._commits.add(new)
         except Overloaded:
             raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
@@ -100,8 +122,8 @@ class Submitter:
         """Return when every accepted submission is committed."""
         await self._commits.drained()
 
-    async def check(self, caller: Caller, sent: dict[str, Any]) -> NewJob:
-        """Check one job's shape and find its queue; nothing is stored yet.
+    async def check(self, caller: Caller, sent: dict[str, Any]) -> Checked:
+        """Check one job's shape and params and find its queue; nothing is stored yet.
 
         Raises:
             Problem: `validation_failed`.
@@ -120,8 +142,11 @@ class Submitter:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
             raise Problem("validation_failed", f"labels: {error}") from None
-        queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
-        return NewJob(
+        refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
+        queue_id = 0
+        if refusal is None:
+            queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
+        new = NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
             request_digest=digest,
@@ -137,9 +162,11 @@ class Submitter:
             delay_ms=request.delay_ms or 0,
             timeout_ms=request.timeout_ms,
             callback_url=request.callback_url,
+            expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
             params=params,
             labels=request.labels,
         )
+        return Checked(new, refusal)
 
     async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
         key = (tenant_id, job_handler, requirement)
@@ -176,6 +203,18 @@ class Submitter:
         if earliest:
             self._bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
         return rows
+
+    async def _find(self, keys: Sequence[tuple[int, str]]) -> list[RowMapping | None]:
+        found = await self._database.read(lambda connection: find_by_request(connection, keys))
+        return [found.get(key) for key in keys]
+
+    async def _only_repeated(self, caller: Caller, new: NewJob, refusal: Problem) -> Submitted:
+        """Answer for the job that was stored before; there is none: the refusal stands."""
+        row = await self._lookups.add((new.tenant_id, new.client_request_id))
+        if row is None:
+            raise refusal
+        self._metrics.repeated.inc()
+        return await self._repeated(caller, new, row)
 
     async def _warnings(self, job_handler: str) -> list[dict[str, str]]:
         try:

@@ -6,7 +6,7 @@ or of a queue, as long as they are few. Everything else walks the primary key ov
 number of rows, and a page may then end early: its cursor tells where to go on (ADR 10).
 
 With a range of finishing the index of finished times is walked instead, the latest finished
-first (ADR 13). Bulk operations read the same ways, but the oldest first.
+first (ADR 12). Bulk operations read the same ways, but the oldest first.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ class JobFilter:
 class JobPage:
     """Jobs, newest first, the results of those that have a short one, and where to go on.
 
-    With a range of finishing, the latest finished first.
+    With a range of finishing, the latest finished first. `current` has the current execution
+    of each job that has one, by execution id.
     """
 
     jobs: Sequence[RowMapping]
     results: dict[str, str]
     long_results: frozenset[str]
     before: Place | None
+    current: Mapping[str, RowMapping]
 
 
 async def list_jobs(
@@ -96,8 +98,8 @@ async def list_jobs(
     else:
         low, high = await id_range(connection, wanted, before if isinstance(before, int) else None)
         jobs, onward = await lister.by_id(low, high)
-    results, long = await _results(connection, jobs)
-    return JobPage(jobs, results, long, onward)
+    results, long, current = await _current(connection, jobs)
+    return JobPage(jobs, results, long, onward, current)
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,26 +444,24 @@ async def _reaches(connection: AsyncConnection, job_id: int, moment: int) -> boo
     return created_at is None or created_at >= moment
 
 
-_RESULTS: Final = text(
-    "SELECT job_id, execution_id, result, result_in_payload FROM job_log "
-    "WHERE execution_id IN :executions"
+_CURRENT: Final = text(
+    "SELECT job_id, execution_id, result, result_in_payload, progress, progress_text, progress_at "
+    "FROM job_log WHERE execution_id IN :executions"
 ).bindparams(bindparam("executions", expanding=True))
 
 
-async def _results(
+async def _current(
     connection: AsyncConnection, jobs: Sequence[RowMapping]
-) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the short results of succeeded jobs, and the executions whose result is long."""
-    executions = sorted(
-        job["execution_id"]
-        for job in jobs
-        if job["status"] == JobStatus.SUCCEEDED and job["execution_id"] is not None
-    )
+) -> tuple[dict[str, str], frozenset[str], dict[str, RowMapping]]:
+    """Return the short results of succeeded jobs, executions with a long one, and the current."""
+    succeeded = {job["execution_id"] for job in jobs if job["status"] == JobStatus.SUCCEEDED}
+    executions = sorted(job["execution_id"] for job in jobs if job["execution_id"] is not None)
     if not executions:
-        return {}, frozenset()
-    rows = (await connection.execute(_RESULTS, {"executions": executions})).mappings().all()
-    long = frozenset(row["execution_id"] for row in rows if row["result_in_payload"])
-    return results_of(rows, {}), long
+        return {}, frozenset(), {}
+    rows = (await connection.execute(_CURRENT, {"executions": executions})).mappings().all()
+    ended = [row for row in rows if row["execution_id"] in succeeded]
+    long = frozenset(row["execution_id"] for row in ended if row["result_in_payload"])
+    return results_of(ended, {}), long, {row["execution_id"]: row for row in rows}
 
 
 async def list_children(
@@ -499,5 +499,5 @@ async def list_children(
     if len(rows) > limit:
         last = page[-1]
         onward = (last["nominal_time"], last["shard_index"], last["child_key"])
-    results, long = await _results(connection, page)
-    return JobPage(page, results, long, None), onward
+    results, long, current = await _current(connection, page)
+    return JobPage(page, results, long, None, current), onward

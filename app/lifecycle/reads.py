@@ -17,12 +17,12 @@ JOB_COLUMNS: Final = (
     "job_handler, queue_id, status, priority, next_trigger_time, trigger_ts, owner_worker_id, "
     "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
     "callback_url, params, params_in_payload, error_code, error_message, version, revision, "
-    "created_at, updated_at, finished_at"
+    "created_at, updated_at, finished_at, expires_at"
 )
 EXECUTION_COLUMNS: Final = (
     "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "
     "accepted_at, started_at, finished_at, error_code, error_message, reason, result, "
-    "result_in_payload, stale_at, stale_status"
+    "result_in_payload, stale_at, stale_status, progress, progress_text, progress_at"
 )
 
 
@@ -40,6 +40,18 @@ class JobRecord:
     params: str | None
     results: dict[str, str]
     """Result of each execution that has one, by execution id."""
+    current: RowMapping | None = None
+    """The current execution, where `executions` are left out."""
+
+
+async def read_handler(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> str | None:
+    """Return the name of the handler of a job of the tenant, None when there is no such job."""
+    found = await connection.execute(
+        text("SELECT job_handler FROM job_info WHERE id = :id AND tenant_id = :tenant"),
+        {"id": job_id, "tenant": tenant_id},
+    )
+    name: str | None = found.scalar_one_or_none()
+    return name
 
 
 async def read_job(

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Double,
     Float,
     Index,
     Integer,
@@ -22,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 4
+SCHEMA_REVISION: Final = 5
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -114,6 +115,7 @@ job_info = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
+    Column("expires_at", BigInteger, comment="fails unless an attempt has begun by then"),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
@@ -185,9 +187,39 @@ job_log = Table(
     Column("log_pointer", String(255)),
     Column("stale_at", BigInteger, comment="a late report came, and changed nothing"),
     Column("stale_status", String(16)),
+    Column("progress", Double),
+    Column("progress_text", String(200)),
+    Column("progress_at", BigInteger),
     UniqueConstraint("execution_id"),
     Index("ix_job_log_job_id_id", "job_id", "id"),
     **_OPTIONS,
+)
+
+execution_log = Table(
+    "execution_log",
+    metadata,
+    Column("log_id", BigInteger, primary_key=True, autoincrement=False, comment="job_log.id"),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("head_bytes", Integer, nullable=False),
+    Column("tail_bytes", Integer, nullable=False),
+    Column("tail_first_seq", BigInteger, comment="NULL until the head is full"),
+    Column("dropped_lines", BigInteger, nullable=False, comment="that slid out of the tail"),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False, comment="no more lines will come"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+log_chunk = Table(
+    "log_chunk",
+    metadata,
+    Column("log_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("line_count", Integer, nullable=False),
+    Column("byte_count", Integer, nullable=False),
+    Column("dropped_lines", BigInteger, nullable=False, comment="that its markers stand for"),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("body", _Body, nullable=False, comment="JSON: [[seq, time, level, source, ...], ...]"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
 worker_node = Table(
@@ -213,6 +245,15 @@ worker_node = Table(
     Column("beats", BigInteger, nullable=False),
     Column("first_heartbeat", BigInteger, nullable=False),
     Column("last_heartbeat", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+handler_schema = Table(
+    "handler_schema",
+    metadata,
+    Column("digest", String(64), primary_key=True, comment="SHA-256 of the body"),
+    Column("body", _Body, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
@@ -285,6 +326,15 @@ bulk_operation = Table(
     _at_most("client_request_id", 128),
     **_OPTIONS,
 )
+
+job_expiry = Table(
+    "job_expiry",
+    metadata,
+    Column("look_at", BigInteger, primary_key=True, autoincrement=False),
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""When to look whether a job has expired: only jobs that can expire have a row."""
 
 schedule_skip = Table(
     "schedule_skip",

@@ -13,7 +13,6 @@ log = structlog.get_logger(__name__)
 FAULT_PAUSE_SECONDS = 0.2
 FAULT_PAUSE_LIMIT_SECONDS = 5.0
 CANCEL_AGAIN_SECONDS = 0.1
-CANCEL_AGAIN_SECONDS = 0.1
 
 
 class Loop:

@@ -64,6 +64,7 @@ def probe_sql(database: Database, probes: Sequence[Probe]) -> str:
         f"AND next_trigger_time >= {int(probe.after_due_ms)} "
         f"AND (next_trigger_time > {int(probe.after_due_ms)} OR id > {int(probe.after_id)}) "
         "AND stopping_execution_id IS NULL "
+        f"AND (expires_at IS NULL OR expires_at > {database.now_ms} OR attempt > 0) "
         f"ORDER BY next_trigger_time, id LIMIT {int(probe.limit)}"
         for probe in probes
     ]
@@ -161,6 +162,7 @@ _CLAIM: Final = {
         guard=(
             f"j.status = {_CLAIMABLE} AND j.version = v.v_version "
             "AND j.next_trigger_time <= :now AND j.stopping_execution_id IS NULL "
+            "AND (j.expires_at IS NULL OR j.expires_at > :now OR j.attempt > 0) "
             "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
         ),
     )

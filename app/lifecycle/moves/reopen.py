@@ -46,6 +46,7 @@ async def reopen_job(
         "error_code": None,
         "error_message": None,
         "finished_at": None,
+        "expires_at": None,
         "next_trigger_time": job["now_ms"],
     }
     await move_job(connection, job, asked, target_of("retry", job), changes)

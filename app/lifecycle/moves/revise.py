@@ -20,7 +20,7 @@ from app.lifecycle.moves.guard import (
     move_job,
     target_of,
 )
-from app.lifecycle.moves.submit import PARAMS_SLOT, insert_payloads
+from app.lifecycle.moves.submit import PARAMS_SLOT, insert_expiries, insert_payloads
 from app.lifecycle.states import JobStatus
 from app.lifecycle.tables import INLINE_BYTES
 from app.plumbing.database import Database
@@ -65,8 +65,10 @@ async def revise_job(
     elif values.due_ms is not None:
         due = values.due_ms
     changes = {**values.columns, "next_trigger_time": due}
+    if (expires_at := values.columns.get("expires_at")) is not None:
+        await insert_expiries(connection, database, [(expires_at, job["id"])])
     if values.new_params:
-        changes |= await _store_params(connection, database, job["id"], values.params)
+        changes |= await store_params(connection, database, job["id"], values.params)
     target = target_of("change", job)
     await move_job(connection, job, asked, target, changes)
     return Changed(
@@ -76,9 +78,10 @@ async def revise_job(
     )
 
 
-async def _store_params(
+async def store_params(
     connection: AsyncConnection, database: Database, job_id: int, params: str | None
 ) -> dict[str, Any]:
+    """Replace the params (JSON text) of a locked job, and return the columns that then change."""
     long = params is not None and len(params.encode()) > INLINE_BYTES
     await connection.execute(_FORGET_PARAMS, {"job": job_id, "slot": PARAMS_SLOT})
     if long:

@@ -41,6 +41,7 @@ class NewJob:
     delay_ms: int = 0
     timeout_ms: int | None = None
     callback_url: str | None = None
+    expires_at: int | None = None
     params: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -61,6 +62,7 @@ _FIELDS: Final[dict[str, ColumnType]] = {
     "backoff": "TEXT",
     "timeout": "BIGINT",
     "callback": "TEXT",
+    "expires": "BIGINT",
     "params": "TEXT",
     "long": "BIGINT",
 }
@@ -88,6 +90,7 @@ _INSERT: Final = {
             "retry_backoff": "v.v_backoff",
             "timeout_ms": "v.v_timeout",
             "callback_url": "v.v_callback",
+            "expires_at": "v.v_expires",
             "params": "v.v_params",
             "params_in_payload": "v.v_long",
             "created_at": NOW_MS[sqlite],
@@ -156,6 +159,7 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "backoff": job.retry_backoff,
         "timeout": job.timeout_ms,
         "callback": job.callback_url,
+        "expires": job.expires_at,
         "params": job.params if inline else None,
         "long": int(not inline),
     }
@@ -164,7 +168,7 @@ def _job_row(job: NewJob) -> dict[str, Any]:
 async def _insert_extras(
     connection: AsyncConnection, database: Database, own: Sequence[tuple[int, NewJob]]
 ) -> None:
-    """Insert long params and labels; a repeat after an unknown commit finds them there."""
+    """Insert what has a table of its own; a repeat after an unknown commit finds it there."""
     payloads = [
         {"job_id": job_id, "slot": PARAMS_SLOT, "body": job.params}
         for job_id, job in own
@@ -184,6 +188,8 @@ async def _insert_extras(
             ),
             labels,
         )
+    expiries = [(job.expires_at, job_id) for job_id, job in own if job.expires_at is not None]
+    await insert_expiries(connection, database, expiries)
 
 
 async def insert_payloads(
@@ -197,4 +203,18 @@ async def insert_payloads(
                 + database.keep_first("slot")
             ),
             list(payloads),
+        )
+
+
+async def insert_expiries(
+    connection: AsyncConnection, database: Database, expiries: Sequence[tuple[int, int]]
+) -> None:
+    """Note when (epoch ms) to look whether a job has expired, once for each pair."""
+    if expiries:
+        await connection.execute(
+            text(
+                "INSERT INTO job_expiry (look_at, job_id) VALUES (:look_at, :job_id) "
+                + database.keep_first("look_at")
+            ),
+            [{"look_at": look_at, "job_id": job_id} for look_at, job_id in sorted(expiries)],
         )

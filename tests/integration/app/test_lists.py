@@ -439,7 +439,7 @@ async def test_a_page_of_a_bulk_action_is_bounded_for_any_filter(
 
 
 async def test_the_hot_table_has_no_other_index(one_api: Door) -> None:
-    """What an index on the hot table costs is told in a decision (ADR 13), or it is not there."""
+    """What an index on the hot table costs is told in a decision (ADR 12), or it is not there."""
 
     async def ask(connection: Any) -> set[str]:
         rows = await connection.execute(

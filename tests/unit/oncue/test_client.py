@@ -176,38 +176,6 @@ async def test_an_async_submission_can_be_cancelled_between_tries() -> None:
     assert len(server.requests) == 1
 
 
-async def test_lists_are_read_page_by_page_as_they_are_asked_for() -> None:
-    def pages() -> tuple[httpx.Response, httpx.Response]:
-        return (
-            ok({"items": [JOB, {**JOB, "jobId": 6}], "nextCursor": "c/1"}),
-            ok({"items": [{**JOB, "jobId": 5}], "nextCursor": None}),
-        )
-
-    server = Server(*pages())
-    with server.client() as client:
-        jobs = client.list(
-            status="WAITING", created_from=datetime(2030, 1, 1, tzinfo=UTC), page_size=2
-        )
-        assert not server.requests
-        assert [next(jobs).job_id, next(jobs).job_id] == [7, 6]
-        assert len(server.requests) == 1
-        assert [job.job_id for job in jobs] == [5]
-    assert [dict(request.url.params) for request in server.requests] == [
-        {"status": "WAITING", "createdFrom": "2030-01-01T00:00:00.000Z", "limit": "2"},
-        {
-            "status": "WAITING",
-            "createdFrom": "2030-01-01T00:00:00.000Z",
-            "limit": "2",
-            "cursor": "c/1",
-        },
-    ]
-
-    async_server = Server(*pages())
-    async with async_server.async_client() as async_client:
-        assert [job.job_id async for job in async_client.list(label=("team", "a"))] == [7, 6, 5]
-    assert async_server.requests[0].url.params["label"] == "team=a"
-
-
 def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
     with Server(ok({})).client() as client:
         with pytest.raises(TypeError, match="no filter 'state'"):
@@ -216,44 +184,23 @@ def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
             client.list(created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
 
 
-def test_workers_handlers_and_executions_are_typed() -> None:
-    worker = {
-        "workerId": "w#1",
-        "state": "UP",
-        "handlers": ["echo"],
-        "capacity": 10,
-        "active": 1,
-        "queued": 0,
-        "lastHeartbeat": "2030-01-01T00:00:00.000Z",
-    }
-    with Server(ok({"items": [worker]})).client() as client:
-        (found,) = client.workers()
-        assert found.last_heartbeat == datetime(2030, 1, 1, tzinfo=UTC)
-    with Server(ok({"items": [{"name": "echo", "workers": 2}]})).client() as client:
-        assert [(one.name, one.workers) for one in client.handlers()] == [("echo", 2)]
-    execution = {"executionId": "e", "attempt": 1, "status": "LOST", "workerId": "w#1"}
-    server = Server(ok({"items": [execution]}))
-    with server.client() as client:
-        assert [one.status for one in client.executions(7)] == ["LOST"]
-    assert server.requests[0].url.path == "/openapi/jobs/7/executions"
-
-
-async def test_verbs_are_posts_and_return_the_job() -> None:
-    server = Server(ok({**JOB, "status": "CANCELLED"}))
-    job = Job.model_validate(JOB)
-    with server.client() as client:
-        assert client.cancel(7).status == "CANCELLED"
-        client.pause(job)
-        client.resume(job)
-        client.retry(job)
-    async with server.async_client() as async_client:
-        await async_client.cancel(7)
-        await async_client.pause(job)
-        await async_client.resume(job)
-        await async_client.retry(job)
-    told = [(request.method, request.url.path, request.content) for request in server.requests]
-    verbs = [("POST", f"/openapi/jobs/7/{v}", b"") for v in ("cancel", "pause", "resume", "retry")]
-    assert told == verbs * 2
+@pytest.mark.parametrize(
+    ("changes", "kind", "why"),
+    [
+        ({}, ValueError, "at least one"),
+        ({"run_at": datetime(2030, 1, 1)}, ValueError, "time zone"),  # noqa: DTZ001 - the point
+        ({"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, ValueError, "not both"),
+        ({"params": float("nan")}, ValueError, "JSON compliant"),
+        ({"name": "x"}, TypeError, "changes no 'name'"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_at_once(
+    changes: dict[str, Any], kind: type[Exception], why: str
+) -> None:
+    server = Server(ok(JOB))
+    with server.client() as client, pytest.raises(kind, match=why):
+        client.revise(7, revision=0, **changes)
+    assert not server.requests
 
 
 def test_a_long_poll_gets_its_time_on_top_of_the_timeout() -> None:
@@ -445,3 +392,44 @@ def test_a_filter_that_is_none_of_a_bulk_action_is_refused_before_anything_is_se
         with pytest.raises(ValueError, match="time zone"):
             client.bulk("cancel", created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
     assert server.requests == []
+
+
+PREVIEW = {
+    "expr": "@daily",
+    "dialect": "unix",
+    "timezone": "UTC",
+    "description": "At 00:00, every day.",
+    "after": "2026-01-01T00:00:00.000Z",
+    "items": [{"local": "2026-01-02T00:00:00+00:00", "utc": "2026-01-02T00:00:00.000Z"}],
+    "nextClockChange": None,
+}
+
+
+def test_a_cron_preview_sends_only_what_was_given() -> None:
+    server = Server(httpx.Response(200, json=PREVIEW))
+    with server.client() as client:
+        seen = client.cron_preview("@daily")
+        client.cron_preview(
+            "0 0 0 * * ?",
+            dialect="quartz",
+            after=datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))),
+            count=1,
+            dst_fold="both",
+        )
+        with pytest.raises(ValueError, match="after needs a time zone"):
+            client.cron_preview("@daily", after=datetime(2026, 1, 1))  # noqa: DTZ001 - the point
+    assert seen.items[0].utc == datetime(2026, 1, 2, tzinfo=UTC)
+    assert [(sent.method, sent.url.path, dict(sent.url.params)) for sent in server.requests] == [
+        ("GET", "/openapi/cron/preview", {"expr": "@daily"}),
+        (
+            "GET",
+            "/openapi/cron/preview",
+            {
+                "expr": "0 0 0 * * ?",
+                "dialect": "quartz",
+                "after": "2026-01-01T00:00:00.000Z",
+                "count": "1",
+                "dstFold": "both",
+            },
+        ),
+    ]

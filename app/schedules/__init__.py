@@ -1,0 +1,1 @@
+"""When schedules fire: cron and intervals (pure), misfires (pure), and the preview."""
