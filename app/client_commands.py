@@ -136,6 +136,9 @@ def submit(
     callback_url: Annotated[
         str | None, typer.Option(help="Gets a signed POST when the job has ended.")
     ] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(help="Fails unless an attempt has begun by then, RFC 3339.")
+    ] = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
     wait: Wait = False,
     timeout: WaitSeconds = None,
@@ -155,6 +158,7 @@ def submit(
         "retry_interval": retry_interval,
         "retry_backoff": None if retry_backoff is None else retry_backoff.value,
         "callback_url": callback_url,
+        "expires_at": _moment("--expires-at", expires_at),
         "labels": dict(_pair("--label", one) for one in label) if label else None,
     }
     if request_id is not None:

@@ -13,6 +13,7 @@ class ReasonCode(StrEnum):
 
     NOT_DUE = "not_due"
     RETRY_WAIT = "retry_wait"
+    EXPIRES = "expires"
     PAUSED = "paused"
     BLOCKED = "blocked"
     FIRES_LATER = "fires_later"
@@ -55,6 +56,10 @@ _C = ReasonCode
 MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
     _C.NOT_DUE: ("its time has not come", "`trigger` runs it now, PATCH moves it"),
     _C.RETRY_WAIT: ("an attempt failed, and the next one has its time", "`trigger` begins it now"),
+    _C.EXPIRES: (
+        "it fails with the code `expired` unless an attempt has begun by its `expiresAt`",
+        "PATCH `expiresAt`; what keeps it from beginning is told beside",
+    ),
     _C.PAUSED: ("a caller has paused it", "`resume`"),
     _C.BLOCKED: ("it waits for other jobs to end", "explain those, or `cancel`"),
     _C.FIRES_LATER: ("it is a schedule, which makes jobs and runs none", "look at its children"),

@@ -12,7 +12,7 @@ from app.jobs.why_ended import ENDED, how_it_ended, what_became_of_its_callback
 from app.jobs.why_running import why_running, why_still_stopping
 from app.jobs.why_workers import why_not_taken
 from app.lifecycle.evidence import Evidence
-from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
+from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, sources
 from app.plumbing.times import rfc3339
 
 
@@ -36,6 +36,7 @@ def reasons_of(found: Evidence, told: Standings, own: DispatcherNote) -> list[Re
             reasons = why_running(found, told)
         case _:
             reasons = _waiting(found, told, own)
+    reasons += _expires(found)
     # It keeps a due job from being claimed, and is news beside anything else.
     stopping = list(why_still_stopping(found, told))
     return stopping + reasons if found.is_due else reasons + stopping
@@ -85,6 +86,23 @@ def _paused(found: Evidence) -> Reason:
         {"lastChangedAt": rfc3339(since)},
         since,
     )
+
+
+def _expires(found: Evidence) -> list[Reason]:
+    job = found.job
+    expires_at = job["expires_at"]
+    may_expire = JobStatus(job["status"]) in sources("expire", JobKind.TASK)
+    if expires_at is None or job["attempt"] or not may_expire:
+        return []
+    left = expires_at - job["now_ms"]
+    when = f"in {span(left)}" if left > 0 else "now"
+    return [
+        Reason(
+            ReasonCode.EXPIRES,
+            f"It expires at {rfc3339(expires_at)}, {when}, unless an attempt has begun by then.",
+            {"expiresAt": rfc3339(expires_at), "inMs": max(0, left)},
+        )
+    ]
 
 
 def _blocked(found: Evidence) -> Reason:

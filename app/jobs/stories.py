@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import RowMapping
 
+from app.lifecycle.moves.expire import CODE as EXPIRED
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.plumbing.times import rfc3339
 
@@ -50,6 +51,8 @@ def stories_of(job: RowMapping, executions: Sequence[RowMapping]) -> list[str]:
 
 def retry_decision(job: RowMapping, executions: Sequence[RowMapping]) -> tuple[str, str]:
     """Say why a FAILED job was not tried again: a code and a sentence."""
+    if job["error_code"] == EXPIRED:
+        return "expired", "Nothing begins after that."
     if not executions:
         return "not_known", "Its attempts are past their retention."
     last = executions[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.dispatch.standing import Standings
 from app.jobs.reason_codes import Reason, ReasonCode
-from app.jobs.stories import span, worker_name
+from app.jobs.stories import clipped, span, worker_name
 from app.jobs.why_workers import SILENT_MS, is_live, is_suspect
 from app.lifecycle.evidence import Evidence
 from app.lifecycle.nodes import Node
@@ -40,16 +40,18 @@ def _runs(found: Evidence, run: Any, node: Node | None, told: Standings) -> Reas
     since = run["started_at"] or run["accepted_at"] or run["claimed_at"]
     beat_age = None if node is None else max(0, now - node.last_heartbeat)
     beat = "" if beat_age is None else f" Its worker's last beat is {span(beat_age)} old."
+    progress = _progress(run)
     if told.lease is not None and told.lease.ended:
         beat = " It has ended, and its report is on the way."
     return Reason(
         ReasonCode.RUNNING,
         f"Attempt {run['attempt']} runs on {worker_name(run['worker_id'])}, "
-        f"for {span(now - since)} now.{beat}",
+        f"for {span(now - since)} now.{progress}{beat}",
         {
             "workerId": run["worker_id"],
             "executionId": run["execution_id"],
             "attempt": run["attempt"],
+            "progress": run["progress"],
             "lastBeatAgeMs": beat_age,
             "leaseMs": None if told.lease is None else told.lease.left_ms,
             "hasEnded": told.lease is not None and told.lease.ended,
@@ -57,6 +59,13 @@ def _runs(found: Evidence, run: Any, node: Node | None, told: Standings) -> Reas
         },
         since,
     )
+
+
+def _progress(run: Any) -> str:
+    if run["progress_at"] is None:
+        return ""
+    text = f" ({clipped(run['progress_text']).rstrip('.')})" if run["progress_text"] else ""
+    return f" It is {run['progress']:.0%} done{text}."
 
 
 def _on_the_way(found: Evidence, run: Any, node: Node | None, told: Standings) -> Reason:

@@ -30,7 +30,7 @@ _JOB: Final = {
     sqlite: text(
         f"SELECT {now} AS now_ms, j.id, j.kind, j.status, j.job_handler, j.queue_id, j.priority, "
         "j.next_trigger_time, j.trigger_ts, j.owner_worker_id, j.execution_id, "
-        "j.stopping_execution_id, j.attempt, j.returned, j.max_retry, j.timeout_ms, "
+        "j.stopping_execution_id, j.expires_at, j.attempt, j.returned, j.max_retry, j.timeout_ms, "
         "j.callback_url, j.error_code, j.error_message, j.version, j.updated_at, j.finished_at, "
         "j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
         "q.requirement, t.term, t.since AS term_since, s.worker_id AS stopping_worker_id "

@@ -19,6 +19,7 @@ from app.jobs.reason_codes import ReasonCode
 from app.lifecycle.evidence import COUNTED_AHEAD
 from app.lifecycle.moves.assign import note_running
 from app.lifecycle.moves.claim import Claimed
+from app.lifecycle.moves.expire import expire_jobs
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
 from app.plumbing.database import Database
@@ -137,6 +138,29 @@ async def test_a_job_of_later_says_until_when(api: Door) -> None:
     assert details["dueAt"] == job["nextTriggerTime"]
     assert HOUR_MS - 60_000 < details["inMs"] <= HOUR_MS
     assert found["nextActions"] == ["cancel", "pause", "trigger", "change"]
+
+
+@explains(_C.EXPIRES)
+async def test_a_job_that_can_expire_says_when_and_an_expired_one_why_it_ended(api: Door) -> None:
+    job_id = await api.submitted(delayMs=HOUR_MS, expiresAt="2199-01-01T00:00:00Z")
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.NOT_DUE, _C.EXPIRES]
+    details = reason(found, _C.EXPIRES)["details"]
+    assert details["expiresAt"] == "2199-01-01T00:00:00.000Z"
+    await change(api.database, "UPDATE job_info SET expires_at = 1")
+    await change(api.database, "UPDATE job_expiry SET look_at = 1")
+    ended = await api.database.write(
+        lambda connection: expire_jobs(connection, api.database, limit=10)
+    )
+    assert ended.job_ids == [job_id]
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.ENDED_FAILED]
+    told = reason(found, _C.ENDED_FAILED)
+    assert told["details"]["errorCode"] == "expired"
+    assert told["details"]["retryDecision"] == "expired"
+    assert told["message"] == (
+        "It failed: No attempt had begun by expiresAt. Nothing begins after that."
+    )
 
 
 @explains(_C.RETRY_WAIT)
@@ -450,6 +474,19 @@ async def test_a_run_is_known_by_its_row_its_beat_or_its_lease(
     assert 0 <= details["lastBeatAgeMs"] < 15_000
     assert (details["leaseMs"] is not None) == (take is leased)
     assert found["nextActions"] == ["cancel"]
+
+
+@explains(_C.RUNNING)
+async def test_a_run_tells_how_far_it_is(api: Door) -> None:
+    run = await running_job(api.database)
+    await api.beat()
+    await noted(api, run)
+    await change(
+        api.database, "UPDATE job_log SET progress = 0.4, progress_text = 'half.', progress_at = 1"
+    )
+    told = reason(await explained(api.client, run.job_id), _C.RUNNING)
+    assert "It is 40% done (half)." in told["message"]
+    assert told["details"]["progress"] == 0.4
 
 
 @explains(_C.RUNNING)
