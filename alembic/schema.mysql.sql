@@ -259,7 +259,48 @@ UPDATE schema_revision SET revision = 3, oldest_code = 1 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';
 
--- Running upgrade 0003 -> 0005
+-- Running upgrade 0003 -> 0004
+
+CREATE TABLE bulk_operation (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    operation_id VARCHAR(36) NOT NULL, 
+    tenant_id INTEGER NOT NULL, 
+    client_request_id VARCHAR(128), 
+    request_digest VARCHAR(1024) NOT NULL, 
+    action VARCHAR(16) NOT NULL, 
+    filter TEXT NOT NULL COMMENT 'JSON, as the caller sent it', 
+    rate FLOAT NOT NULL COMMENT 'most changes a second', 
+    status SMALLINT NOT NULL, 
+    until_id BIGINT NOT NULL COMMENT 'later jobs are not touched', 
+    after_id BIGINT NOT NULL COMMENT 'the last job that had its turn', 
+    after_finished BIGINT NOT NULL COMMENT 'when that had finished', 
+    resume_at BIGINT NOT NULL COMMENT 'the rate allows no change before', 
+    matched BIGINT NOT NULL, 
+    matched_is_minimum BOOL NOT NULL, 
+    changed BIGINT NOT NULL DEFAULT '0', 
+    refused TEXT NOT NULL COMMENT 'JSON: how many by code', 
+    error_code VARCHAR(64), 
+    error_message VARCHAR(2000), 
+    created_at BIGINT NOT NULL, 
+    updated_at BIGINT NOT NULL, 
+    started_at BIGINT, 
+    finished_at BIGINT, 
+    CONSTRAINT pk_bulk_operation PRIMARY KEY (id), 
+    CONSTRAINT uq_bulk_operation_operation_id UNIQUE (operation_id), 
+    CONSTRAINT uq_bulk_operation_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_bulk_operation_status_id ON bulk_operation (status, id);
+
+CREATE INDEX ix_bulk_operation_tenant_id_id ON bulk_operation (tenant_id, id);
+
+CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id);
+
+UPDATE schema_revision SET revision = 4 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0004' WHERE alembic_version.version_num = '0003';
+
+-- Running upgrade 0004 -> 0005
 
 ALTER TABLE job_info ADD COLUMN expires_at BIGINT COMMENT 'fails unless an attempt has begun by then';
 
@@ -271,5 +312,5 @@ CREATE TABLE job_expiry (
 
 UPDATE schema_revision SET revision = 5 WHERE id = 1;
 
-UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0003';
+UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0004';
 

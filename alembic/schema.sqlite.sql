@@ -2,6 +2,34 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
+CREATE TABLE bulk_operation (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	operation_id VARCHAR(36) NOT NULL, 
+	tenant_id INTEGER NOT NULL, 
+	client_request_id VARCHAR(128), 
+	request_digest VARCHAR(1024) NOT NULL, 
+	action VARCHAR(16) NOT NULL, 
+	filter TEXT NOT NULL, 
+	rate FLOAT NOT NULL, 
+	status SMALLINT NOT NULL, 
+	until_id BIGINT NOT NULL, 
+	after_id BIGINT NOT NULL, 
+	after_finished BIGINT NOT NULL, 
+	resume_at BIGINT NOT NULL, 
+	matched BIGINT NOT NULL, 
+	matched_is_minimum BOOLEAN NOT NULL, 
+	changed BIGINT DEFAULT '0' NOT NULL, 
+	refused TEXT NOT NULL, 
+	error_code VARCHAR(64), 
+	error_message VARCHAR(2000), 
+	created_at BIGINT NOT NULL, 
+	updated_at BIGINT NOT NULL, 
+	started_at BIGINT, 
+	finished_at BIGINT, 
+	CONSTRAINT ck_bulk_operation_client_request_id_length CHECK (length(client_request_id) <= 128), 
+	CONSTRAINT uq_bulk_operation_operation_id UNIQUE (operation_id), 
+	CONSTRAINT uq_bulk_operation_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
+);
 CREATE TABLE callback_delivery (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	delivery_id VARCHAR(36) NOT NULL, 
@@ -213,8 +241,11 @@ CREATE TABLE worker_node (
 	last_heartbeat BIGINT NOT NULL, 
 	CONSTRAINT pk_worker_node PRIMARY KEY (id)
 );
+CREATE INDEX ix_bulk_operation_status_id ON bulk_operation (status, id);
+CREATE INDEX ix_bulk_operation_tenant_id_id ON bulk_operation (tenant_id, id);
 CREATE INDEX ix_callback_delivery_due ON callback_delivery (status, next_try_at, id);
 CREATE INDEX ix_callback_delivery_job_id ON callback_delivery (job_id);
 CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_trigger_time, id);
+CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id) WHERE finished_at IS NOT NULL;
 CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
 CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from app import client_bulk as bulk
 from app import client_complete as complete
 from app import client_show as show
 
 if TYPE_CHECKING:
-    from oncue import Client, Job
+    from oncue import BulkOperation, Client, Job
 
 JOB_NOT_SUCCEEDED: Final = 1
 BAD_USAGE: Final = 2
@@ -70,6 +71,30 @@ JobId = Annotated[
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended.")]
+OneJob = Annotated[
+    int | None,
+    typer.Argument(
+        help="The job's id; or give --where.",
+        min=1,
+        show_default=False,
+        metavar="ID",
+        autocompletion=complete.job_ids,
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME=VALUE: status, handler, name-prefix, label, created-from, created-to, "
+        "finished-from or finished-to. May be repeated; all must hold."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count what matches --where.")]
+Rate = Annotated[float | None, typer.Option(help="Most jobs a second.", min=0.1)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before --where changes jobs.")]
+BulkRequestId = Annotated[
+    str | None, typer.Option(help="The idempotency key of --where; drawn when left out.")
+]
+BulkWait = Annotated[bool, typer.Option("--wait", help="Return when the bulk operation has ended.")]
 Limit = Annotated[int, typer.Option(help="Most to show.", min=1)]
 WaitSeconds = Annotated[
     float | None, typer.Option("--timeout", help="Most seconds to --wait.", min=0)
@@ -207,6 +232,10 @@ def list_jobs(
         str | None, typer.Option(help="Created then or later, RFC 3339.")
     ] = None,
     created_to: Annotated[str | None, typer.Option(help="Created before that, RFC 3339.")] = None,
+    finished_from: Annotated[
+        str | None, typer.Option(help="Finished then or later, RFC 3339.")
+    ] = None,
+    finished_to: Annotated[str | None, typer.Option(help="Finished before that, RFC 3339.")] = None,
     limit: Limit = 50,
     as_json: AsJson = False,
     url: Url = None,
@@ -216,6 +245,8 @@ def list_jobs(
     times = {
         "created_from": _moment("--created-from", created_from),
         "created_to": _moment("--created-to", created_to),
+        "finished_from": _moment("--finished-from", finished_from),
+        "finished_to": _moment("--finished-to", finished_to),
     }
     with talking(url, api_key) as client:
         found = client.list(
@@ -318,32 +349,157 @@ def trigger(
             _show(client.trigger(job_id, params=document), as_json=as_json)
 
 
-@commands.command(epilog=show.examples("oncue cancel 7"))
-def cancel(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """Cancel a job that has not ended."""
+@commands.command(
+    epilog=show.examples(
+        "oncue cancel 7",
+        "oncue cancel --where handler=send-invoice --where status=WAITING --dry-run",
+    )
+)
+def cancel(
+    job_id: OneJob = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Cancel a job that has not ended, or with --where all that match."""
+    asked = bulk.Asked("cancel", where or [], dry_run, rate, yes, request_id, wait, timeout)
     with talking(url, api_key) as client:
-        _show(client.cancel(job_id), as_json=as_json)
+        if (one := _the_one(job_id, asked)) is None:
+            _bulk(client, asked, as_json=as_json)
+        else:
+            _show(client.cancel(one), as_json=as_json)
 
 
-@commands.command(epilog=show.examples("oncue retry 7"))
-def retry(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """Open a FAILED or CANCELLED job again, with all its attempts anew."""
+@commands.command(
+    epilog=show.examples(
+        "oncue retry 7",
+        "oncue retry --where status=FAILED --where finished-from=2030-01-31T02:00:00Z --rate 50",
+    )
+)
+def retry(
+    job_id: OneJob = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Open a FAILED or CANCELLED job again, with all its attempts anew; or all that match."""
+    asked = bulk.Asked("retry", where or [], dry_run, rate, yes, request_id, wait, timeout)
     with talking(url, api_key) as client:
-        _show(client.retry(job_id), as_json=as_json)
+        if (one := _the_one(job_id, asked)) is None:
+            _bulk(client, asked, as_json=as_json)
+        else:
+            _show(client.retry(one), as_json=as_json)
 
 
-@commands.command(epilog=show.examples("oncue pause 7"))
-def pause(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """Keep a waiting job from running until it is resumed."""
+@commands.command(
+    epilog=show.examples(
+        "oncue pause 7",
+        "oncue pause --where label=team=billing --yes --wait",
+    )
+)
+def pause(
+    job_id: OneJob = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Keep a waiting job from running until it is resumed; or all that match."""
+    asked = bulk.Asked("pause", where or [], dry_run, rate, yes, request_id, wait, timeout)
     with talking(url, api_key) as client:
-        _show(client.pause(job_id), as_json=as_json)
+        if (one := _the_one(job_id, asked)) is None:
+            _bulk(client, asked, as_json=as_json)
+        else:
+            _show(client.pause(one), as_json=as_json)
 
 
-@commands.command(epilog=show.examples("oncue resume 7"))
-def resume(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
-    """Let a paused job go on."""
+@commands.command(
+    epilog=show.examples(
+        "oncue resume 7",
+        "oncue resume --where label=team=billing --yes",
+    )
+)
+def resume(
+    job_id: OneJob = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Let a paused job go on, or all that match."""
+    asked = bulk.Asked("resume", where or [], dry_run, rate, yes, request_id, wait, timeout)
     with talking(url, api_key) as client:
-        _show(client.resume(job_id), as_json=as_json)
+        if (one := _the_one(job_id, asked)) is None:
+            _bulk(client, asked, as_json=as_json)
+        else:
+            _show(client.resume(one), as_json=as_json)
+
+
+@commands.command(
+    name="bulk",
+    epilog=show.examples(
+        "oncue bulk",
+        "oncue bulk 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b --wait",
+        "oncue bulk 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b --cancel",
+    ),
+)
+def bulk_operations(
+    operation_id: Annotated[
+        str | None,
+        typer.Argument(help="One operation; all by default.", metavar="ID", show_default=False),
+    ] = None,
+    call_off: Annotated[
+        bool, typer.Option("--cancel", help="End it; what is changed stays so.")
+    ] = False,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List bulk operations, newest first; or show one, wait for its end, or cancel it."""
+    _needs_wait(wait, timeout)
+    if operation_id is None and (call_off or wait):
+        _end(BAD_USAGE, "--cancel and --wait need an operation's id; see `oncue bulk --help`")
+    with talking(url, api_key) as client:
+        if operation_id is None:
+            found = client.bulk_operations(page_size=min(limit, 200))
+            operations = list(itertools.islice(found, limit))
+            if as_json:
+                show.show_json_list(operations)
+            else:
+                more = _has_more(found, operations, limit)
+                bulk.show_operations(operations, more=more)
+            return
+        one = (client.cancel_bulk if call_off else client.bulk_operation)(operation_id)
+        _finish_bulk(client, one, wait=wait, timeout=timeout, as_json=as_json)
 
 
 @commands.command(epilog=show.examples("oncue workers", "oncue workers --json"))
@@ -434,6 +590,70 @@ def drain(
         _end(WAIT_TIMED_OUT, str(error))
     if as_json:
         print(json.dumps([one.document() for one in told], indent=2))
+
+
+def _the_one(job_id: int | None, asked: bulk.Asked) -> int | None:
+    """Return the one job that is meant, None for many; ends the command when it is not clear."""
+    if (job_id is None) == (not asked.where):
+        _end(
+            BAD_USAGE,
+            "give a job's id, or --where NAME=VALUE for all that match; "
+            f"see `oncue {asked.action} --help`",
+        )
+    if job_id is not None and asked.has_options:
+        _end(
+            BAD_USAGE,
+            "--dry-run, --rate, --yes, --request-id, --wait and --timeout are for --where; "
+            f"see `oncue {asked.action} --help`",
+        )
+    _needs_wait(asked.wait, asked.timeout)
+    return job_id
+
+
+def _bulk(client: Client, asked: bulk.Asked, *, as_json: bool) -> None:
+    """Count, ask, and change what matches; as careful as the answer of a person can be."""
+    try:
+        narrowed = bulk.filter_of(asked.where)
+        if asked.dry_run:
+            count = client.bulk_count(asked.action, **narrowed)
+            show.show_json(count) if as_json else bulk.show_count(count)
+            return
+        if not asked.yes:
+            if not sys.stdin.isatty():
+                _end(BAD_USAGE, "--where changes many jobs: say --yes, or --dry-run to count them")
+            if not bulk.confirmed(client.bulk_count(asked.action, **narrowed)):
+                _end(BAD_USAGE, "nothing was changed")
+        operation = client.bulk(
+            asked.action, rate=asked.rate, request_id=asked.request_id, **narrowed
+        )
+    except ValueError as error:
+        _end(BAD_USAGE, str(error))
+    _finish_bulk(client, operation, wait=asked.wait, timeout=asked.timeout, as_json=as_json)
+
+
+def _finish_bulk(
+    client: Client, operation: BulkOperation, *, wait: bool, timeout: float | None, as_json: bool
+) -> None:
+    from oncue import BulkTimeout, Unavailable
+
+    def shown(one: BulkOperation) -> None:
+        show.show_json(one) if as_json else bulk.show_operation(one)
+
+    if not wait:
+        shown(operation)
+        return
+    try:
+        ended = bulk.watched(client, operation, timeout)
+    except BulkTimeout as error:
+        shown(error.operation)
+        _end(WAIT_TIMED_OUT, str(error))
+    except Unavailable as error:
+        _end(NOT_REACHED, f"{error}; bulk operation {operation.operation_id} goes on")
+    except KeyboardInterrupt:
+        _end(INTERRUPTED, f"interrupted; bulk operation {operation.operation_id} goes on")
+    shown(ended)
+    if ended.status != "SUCCEEDED":
+        raise typer.Exit(JOB_NOT_SUCCEEDED)
 
 
 @contextmanager

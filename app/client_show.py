@@ -98,8 +98,8 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
         for job in jobs
     ]
     names = ("JOB", "STATUS", "HANDLER", "NAME", "ATTEMPTS", "CREATED", "FINISHED OR NEXT")
-    _print_table(out(), names, rows)
-    _say_more(len(jobs), more=more)
+    print_table(out(), names, rows)
+    say_more(len(jobs), more=more)
 
 
 def show_explanation(found: Explanation) -> None:
@@ -125,7 +125,7 @@ def show_explanation(found: Explanation) -> None:
 def show_executions(executions: Sequence[Execution], *, more: bool) -> None:
     """Print a table of attempts, and say when there are more."""
     _print_executions(out(), executions)
-    _say_more(len(executions), more=more)
+    say_more(len(executions), more=more)
 
 
 def show_callbacks(callbacks: Sequence[Callback], *, more: bool) -> None:
@@ -143,8 +143,8 @@ def show_callbacks(callbacks: Sequence[Callback], *, more: bool) -> None:
         for one in callbacks
     ]
     names = ("DELIVERY", "STATUS", "EVENT", "TRIES", "ENDED OR NEXT TRY", "LAST ANSWER", "URL")
-    _print_table(out(), names, rows)
-    _say_more(len(callbacks), more=more)
+    print_table(out(), names, rows)
+    say_more(len(callbacks), more=more)
 
 
 def show_workers(workers: Iterable[Worker]) -> None:
@@ -163,13 +163,13 @@ def show_workers(workers: Iterable[Worker]) -> None:
         for one in workers
     ]
     names = ("WORKER", "STATE", "ACTIVE", "QUEUED", "AVERAGE", "LAST BEAT", "ADDRESS", "HANDLERS")
-    _print_table(out(), names, rows)
+    print_table(out(), names, rows)
 
 
 def show_handlers(handlers: Iterable[OfferedHandler]) -> None:
     """Print a table of handlers."""
     rows = [(one.name, str(one.workers), one.isolation, one.description) for one in handlers]
-    _print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
+    print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
 
 
 def show_fires(fires: Iterable[Fire]) -> None:
@@ -177,7 +177,7 @@ def show_fires(fires: Iterable[Fire]) -> None:
     rows = [
         (fire.local, when(fire.utc), (fire.clock_change or "").replace("_", " ")) for fire in fires
     ]
-    _print_table(out(), ("FIRES", "UTC", "CLOCK CHANGE"), rows)
+    print_table(out(), ("FIRES", "UTC", "CLOCK CHANGE"), rows)
 
 
 def show_handler(handler: OfferedHandler) -> None:
@@ -197,7 +197,7 @@ def show_handler(handler: OfferedHandler) -> None:
     if handler.params_schema is not None:
         print()
         rows = field_rows(handler.params_schema)
-        _print_table(console, ("FIELD", "TYPE", "REQUIRED", "NOTES"), rows)
+        print_table(console, ("FIELD", "TYPE", "REQUIRED", "NOTES"), rows)
 
 
 def out() -> Console:
@@ -246,10 +246,11 @@ def _print_executions(console: Console, executions: Sequence[Execution]) -> None
         )
         for one in executions
     ]
-    _print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
+    print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
 
 
-def _say_more(shown: int, *, more: bool) -> None:
+def say_more(shown: int, *, more: bool) -> None:
+    """Say on standard error that a list has more than was shown."""
     if more:
         print(f"Only the newest {shown}: --limit shows more.", file=sys.stderr)
 
@@ -272,7 +273,13 @@ def _took(execution: Execution) -> str:
     return f"{(execution.finished_at - execution.started_at).total_seconds():.3f} s"
 
 
-def _print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_grid(lines: Iterable[tuple[str, str | None]]) -> None:
+    """Print names and what they are, without those that have no value."""
+    _print(out(), _grid(lines))
+
+
+def print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table without lines."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -303,6 +310,7 @@ def _short(moment: datetime | None) -> str:
 
 
 def _text(cell: str) -> Any:
+    """Write one cell: printable, and in the colour of the state that it names."""
     from rich.text import Text
 
     return Text(printable(cell), style=COLOUR_OF.get(cell, ""))

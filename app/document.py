@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
+from app.jobs.bulk_schemas import SubmitBulk
 from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob, TriggerJob
 from oncue.protocol import Heartbeat, LogsRequest, ReportsRequest
 
@@ -31,6 +32,7 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     SubmitBatch,
     ChangeJob,
     TriggerJob,
+    SubmitBulk,
     Heartbeat,
     ReportsRequest,
     LogsRequest,
@@ -62,6 +64,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         tags=[
             {"name": "jobs", "description": "Submit jobs and look at them."},
+            {"name": "bulk", "description": "Change all jobs that match a filter."},
             {"name": "schedules", "description": "When schedules fire."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
             {"name": "operations", "description": "Health and metrics."},

@@ -39,6 +39,8 @@ from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.bulk import BulkDesk
+from app.jobs.bulk_routes import bulk_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
 from app.jobs.explain import Explainer
@@ -48,6 +50,7 @@ from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
 from app.jobs.stream_routes import stream_routes
 from app.jobs.submit import Submitter
+from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
 from app.jobs.watch import Streams
 from app.lifecycle.reads import count_tasks
@@ -87,6 +90,7 @@ class Parts:
     expiry: Expiry
     handover: Handover
     retention: Retention
+    sweeper: Sweeper
     standing: Standing
     clock_loop: Loop
 
@@ -121,6 +125,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         expiry=Expiry(ground, lock),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
+        sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
@@ -149,6 +154,7 @@ async def start_parts(parts: Parts) -> None:
         parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
+        parts.sweeper.start()
         parts.lock.start()
 
 
@@ -167,6 +173,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.expiry.stop()
         await parts.handover.stop()
         await parts.retention.stop()
+        await parts.sweeper.stop()
         await parts.sender.stop()
 
 
@@ -212,6 +219,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
     changes = Changes(parts.ground, parts.fleet)
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
+    app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     app.include_router(

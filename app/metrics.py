@@ -32,6 +32,18 @@ class Metrics:
         self.sends = Counter("oncue_sends", "POST /run by outcome", ["outcome"], registry=r)
         self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
         self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
+        self.bulk_jobs = Counter(
+            "oncue_bulk_jobs",
+            "Jobs by what a bulk operation did",
+            ["action", "outcome"],
+            registry=r,
+        )
+        self.bulk_ended = Counter(
+            "oncue_bulk_operations_ended", "Bulk operations ended", ["status"], registry=r
+        )
+        self.bulk_open = Gauge(
+            "oncue_bulk_operations_open", "Bulk operations that go on, up to 200", registry=r
+        )
         self.in_flight = Gauge("oncue_runs_unanswered", "Runs sent, not answered", registry=r)
         self.running = Gauge(
             "oncue_tasks_running", "Tasks running, counted up to 10,000", registry=r

@@ -69,6 +69,12 @@ class Settings(BaseSettings):
         300.0, ge=15, description="a worker that accepts but never answers is dead after this"
     )
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
+    bulk_rate: float = Field(
+        200.0, ge=0.1, le=10_000, description="jobs a second of a bulk operation that asks for none"
+    )
+    bulk_max_rate: float = Field(
+        1000.0, ge=0.1, le=10_000, description="most jobs a second that one may ask for"
+    )
     long_poll_seconds: float = Field(300.0, ge=1, le=3600, description="most that ?wait= may ask")
     most_streams: int = Field(
         200, ge=0, description="most event streams at once (logs, job events); above it 429"

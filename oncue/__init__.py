@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oncue.client import AsyncClient, Client
     from oncue.errors import (
         ApiError,
+        BulkTimeout,
         Conflict,
         Invalid,
         JobFailed,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from oncue.results import (
+        BulkCount,
+        BulkOperation,
         Callback,
         ClockChange,
         CronFire,
@@ -51,6 +54,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Client": "client",
     "Retries": "retries",
     "ApiError": "errors",
+    "BulkTimeout": "errors",
     "Conflict": "errors",
     "Invalid": "errors",
     "JobFailed": "errors",
@@ -59,6 +63,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "BulkCount": "results",
+    "BulkOperation": "results",
     "ClockChange": "results",
     "CronFire": "results",
     "CronPreview": "results",
@@ -81,6 +87,9 @@ _LOADED_WHEN_ASKED_FOR = {
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "BulkCount",
+    "BulkOperation",
+    "BulkTimeout",
     "Callback",
     "Client",
     "ClockChange",

@@ -19,8 +19,19 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from oncue.errors import ApiError, Invalid, JobFailed, NotFound, Unavailable, WaitTimeout, api_error
+from oncue.errors import (
+    ApiError,
+    BulkTimeout,
+    Invalid,
+    JobFailed,
+    NotFound,
+    Unavailable,
+    WaitTimeout,
+    api_error,
+)
 from oncue.results import (
+    BulkCount,
+    BulkOperation,
     Callback,
     CronPreview,
     Execution,
@@ -58,6 +69,8 @@ SHORTEST_POLL_SECONDS: Final = 1.0
 MAX_BATCH_JOBS: Final = 500
 MAX_BATCH_BYTES: Final = 1024 * 1024
 PAGE_SIZE: Final = 100
+BULK_LOOK_SECONDS: Final = 0.5
+"""How often a wait for a bulk operation looks at it."""
 
 Value = TypeVar("Value")
 AnyResult = TypeVar("AnyResult", bound=Result)
@@ -290,6 +303,50 @@ class Talks:
         )
         return _read(Job, (yield from self._exchange(request)))
 
+    def bulk(self, body: bytes, request_id: str) -> Talk[BulkOperation]:
+        """Ask for a bulk operation; its request id is the same in every try."""
+        request = Send("POST", "/openapi/bulk", body=body)
+        return _read(BulkOperation, (yield from self._exchange(request, request_id=request_id)))
+
+    def bulk_count(self, body: bytes) -> Talk[BulkCount]:
+        """Count what a bulk action would change."""
+        return _read(
+            BulkCount, (yield from self._exchange(Send("POST", "/openapi/bulk", body=body)))
+        )
+
+    def bulk_operation(self, operation_id: str) -> Talk[BulkOperation]:
+        """Look at a bulk operation."""
+        request = Send("GET", _bulk_path(operation_id))
+        return _read(BulkOperation, (yield from self._exchange(request)))
+
+    def bulk_operations(self, limit: int) -> Pages[BulkOperation]:
+        """The pages of the bulk operations, newest first."""
+        return self._pages(Page[BulkOperation], "/openapi/bulk", limit)
+
+    def cancel_bulk(self, operation_id: str) -> Talk[BulkOperation]:
+        """End a bulk operation; to do so twice is to do so once."""
+        request = Send("POST", f"{_bulk_path(operation_id)}/cancel")
+        return _read(BulkOperation, (yield from self._exchange(request)))
+
+    def wait_bulk(
+        self,
+        operation_id: str,
+        timeout: float | None,
+        progress: Callable[[BulkOperation], object] | None,
+    ) -> Talk[BulkOperation]:
+        """Look again and again until the operation has ended."""
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        while True:
+            operation = yield from self.bulk_operation(operation_id)
+            if progress is not None:
+                progress(operation)
+            if operation.ended:
+                return operation
+            left = deadline - self._clock()
+            if left <= 0:
+                raise BulkTimeout(operation, timeout or 0.0)
+            yield Pause(min(BULK_LOOK_SECONDS, left))
+
     def _pages(
         self,
         kind: type[Page[Item]],
@@ -361,6 +418,10 @@ class Talks:
 
 def _job_path(job_id: int) -> str:
     return f"/openapi/jobs/{quote(str(job_id), safe='')}"
+
+
+def _bulk_path(operation_id: str) -> str:
+    return f"/openapi/bulk/{quote(operation_id, safe='')}"
 
 
 def logs_path(execution_id: str) -> str:

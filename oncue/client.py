@@ -13,7 +13,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
@@ -33,6 +41,8 @@ from oncue._stream import (
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
 from oncue.results import (
+    BulkCount,
+    BulkOperation,
     Callback,
     CronPreview,
     Execution,
@@ -45,7 +55,17 @@ from oncue.results import (
     Worker,
 )
 from oncue.retries import Retries
-from oncue.submission import CronOptions, JobChanges, JobFilter, JobOptions, NewJob, TriggerOptions
+from oncue.submission import (
+    BulkAction,
+    BulkFilter,
+    CronOptions,
+    JobChanges,
+    JobFilter,
+    JobOptions,
+    NewJob,
+    TriggerOptions,
+    bulk_body,
+)
 from oncue.version import __version__
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -247,6 +267,68 @@ class Client:
     def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
         return self._run(self._talks.change(_id(job), "retry"))
+
+    def bulk(
+        self,
+        action: BulkAction,
+        *,
+        rate: float | None = None,
+        request_id: str | None = None,
+        **narrowed: Unpack[BulkFilter],
+    ) -> BulkOperation:
+        """Change all jobs that match, in the background, up to `rate` of them a second.
+
+        Jobs whose state does not allow the action do not match. The `request_id` is drawn when
+        none is given; the same one again is the same operation.
+
+        Raises:
+            Invalid: the filter is empty or not offered.
+            Conflict: the request_id belongs to another request, or too many operations go on.
+            Unavailable: whether it goes on is unknown; ask again with its `request_id`.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        body = bulk_body(action, narrowed, rate=rate, request_id=request_id)
+        return self._run(self._talks.bulk(body, request_id))
+
+    def bulk_count(self, action: BulkAction, **narrowed: Unpack[BulkFilter]) -> BulkCount:
+        """Count the jobs that `bulk` would change, and change none."""
+        body = bulk_body(action, narrowed, dry_run=True)
+        return self._run(self._talks.bulk_count(body))
+
+    def bulk_operation(self, operation: str | BulkOperation) -> BulkOperation:
+        """Return a bulk operation as it is now.
+
+        Raises:
+            NotFound: there is none, or it has left.
+        """
+        return self._run(self._talks.bulk_operation(_operation_id(operation)))
+
+    def bulk_operations(self, *, page_size: int = PAGE_SIZE) -> Iterator[BulkOperation]:
+        """Iterate over bulk operations, newest first."""
+        return self._items(self._talks.bulk_operations(page_size))
+
+    def cancel_bulk(self, operation: str | BulkOperation) -> BulkOperation:
+        """End a bulk operation; what it has changed stays so.
+
+        Raises:
+            Conflict: it has ended otherwise.
+        """
+        return self._run(self._talks.cancel_bulk(_operation_id(operation)))
+
+    def wait_bulk(
+        self,
+        operation: str | BulkOperation,
+        *,
+        timeout: float | None = None,
+        progress: Callable[[BulkOperation], object] | None = None,
+    ) -> BulkOperation:
+        """Return a bulk operation once it has ended; `progress` is told each look at it.
+
+        Raises:
+            BulkTimeout: it had not ended after `timeout` seconds, and goes on.
+        """
+        talk = self._talks.wait_bulk(_operation_id(operation), timeout, progress)
+        return self._run(talk)
 
     def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
         """Return when a cron expression fires next, and what it means.
@@ -501,6 +583,47 @@ class AsyncClient:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
         return await self._run(self._talks.change(_id(job), "retry"))
 
+    async def bulk(
+        self,
+        action: BulkAction,
+        *,
+        rate: float | None = None,
+        request_id: str | None = None,
+        **narrowed: Unpack[BulkFilter],
+    ) -> BulkOperation:
+        """Change all jobs that match: see `Client.bulk`."""
+        request_id = request_id or uuid.uuid4().hex
+        body = bulk_body(action, narrowed, rate=rate, request_id=request_id)
+        return await self._run(self._talks.bulk(body, request_id))
+
+    async def bulk_count(self, action: BulkAction, **narrowed: Unpack[BulkFilter]) -> BulkCount:
+        """Count the jobs that `bulk` would change, and change none."""
+        body = bulk_body(action, narrowed, dry_run=True)
+        return await self._run(self._talks.bulk_count(body))
+
+    async def bulk_operation(self, operation: str | BulkOperation) -> BulkOperation:
+        """Return a bulk operation as it is now: see `Client.bulk_operation`."""
+        return await self._run(self._talks.bulk_operation(_operation_id(operation)))
+
+    def bulk_operations(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[BulkOperation]:
+        """Iterate over bulk operations, newest first."""
+        return self._items(self._talks.bulk_operations(page_size))
+
+    async def cancel_bulk(self, operation: str | BulkOperation) -> BulkOperation:
+        """End a bulk operation; what it has changed stays so: see `Client.cancel_bulk`."""
+        return await self._run(self._talks.cancel_bulk(_operation_id(operation)))
+
+    async def wait_bulk(
+        self,
+        operation: str | BulkOperation,
+        *,
+        timeout: float | None = None,
+        progress: Callable[[BulkOperation], object] | None = None,
+    ) -> BulkOperation:
+        """Return a bulk operation once it has ended: see `Client.wait_bulk`."""
+        talk = self._talks.wait_bulk(_operation_id(operation), timeout, progress)
+        return await self._run(talk)
+
     async def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
         """Return when a cron expression fires next: see `Client.cron_preview`."""
         return await self._run(self._talks.cron_preview(expr, options))
@@ -604,6 +727,10 @@ class AsyncClient:
 
 def _id(job: int | Job) -> int:
     return job if isinstance(job, int) else job.job_id
+
+
+def _operation_id(operation: str | BulkOperation) -> str:
+    return operation if isinstance(operation, str) else operation.operation_id
 
 
 def _delivery_id(callback: str | Callback) -> str:

@@ -274,6 +274,46 @@ class CronPreview(Result):
     next_clock_change: ClockChange | None = None
 
 
+class BulkCount(Result):
+    """How many jobs a bulk action would change; `matched_is_minimum`: at least so many."""
+
+    action: str
+    filter: dict[str, str] = Field(default_factory=dict)
+    matched: int
+    matched_is_minimum: bool = False
+
+
+class BulkOperation(Result):
+    """A bulk action as it was when the server answered.
+
+    `status` is QUEUED, RUNNING, SUCCEEDED, CANCELLED or FAILED. Of `matched` jobs (at least so
+    many, if `matched_is_minimum`) `examined` have had their turn: `changed` of them did change,
+    and `refused` counts the others by the code that says why.
+    """
+
+    operation_id: str
+    client_request_id: str | None = None
+    action: str
+    filter: dict[str, str] = Field(default_factory=dict)
+    status: str
+    rate_per_second: float = 0.0
+    matched: int = 0
+    matched_is_minimum: bool = False
+    examined: int = 0
+    changed: int = 0
+    refused: dict[str, int] = Field(default_factory=dict)
+    error: JobError | None = None
+    created_at: Moment | None = None
+    updated_at: Moment | None = None
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the operation is SUCCEEDED, CANCELLED or FAILED."""
+        return self.status in ENDED
+
+
 class Page(Result, Generic[Item]):
     """One page of a list; the next is at `next_cursor`, if there is one."""
 

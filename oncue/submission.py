@@ -178,7 +178,7 @@ class TriggerOptions(TypedDict, total=False):
 
 
 class JobFilter(TypedDict, total=False):
-    """What `list` may be narrowed by: one of the first five, and from (`to` excluded) when."""
+    """What `list` may be narrowed by: one of the first five, and one range (`to` excluded)."""
 
     status: str | None
     handler: str | None
@@ -187,6 +187,24 @@ class JobFilter(TypedDict, total=False):
     request_id: str | None
     created_from: datetime | None
     created_to: datetime | None
+    finished_from: datetime | None
+    finished_to: datetime | None
+
+
+BulkAction = Literal["cancel", "retry", "pause", "resume"]
+
+
+class BulkFilter(TypedDict, total=False):
+    """Which jobs a bulk action meets: a status, one of the next three, and one range."""
+
+    status: str | None
+    handler: str | None
+    name_prefix: str | None
+    label: tuple[str, str] | None
+    created_from: datetime | None
+    created_to: datetime | None
+    finished_from: datetime | None
+    finished_to: datetime | None
 
 
 class CronOptions(TypedDict, total=False):
@@ -208,6 +226,8 @@ _QUERY_NAMES: Final = {
     "request_id": "clientRequestId",
     "created_from": "createdFrom",
     "created_to": "createdTo",
+    "finished_from": "finishedFrom",
+    "finished_to": "finishedTo",
 }
 
 
@@ -237,8 +257,8 @@ def cron_query_of(expr: str, options: CronOptions) -> dict[str, str]:
     return query
 
 
-def query_of(narrowed: JobFilter) -> dict[str, str]:
-    """Return the query of a list.
+def query_of(narrowed: JobFilter | BulkFilter) -> dict[str, str]:
+    """Return the query of a list, or the filter of a bulk action.
 
     Raises:
         TypeError: there is no such filter.
@@ -247,10 +267,34 @@ def query_of(narrowed: JobFilter) -> dict[str, str]:
     query: dict[str, str] = {}
     for name, value in narrowed.items():
         if name not in _QUERY_NAMES:
-            raise TypeError(f"list() has no filter {name!r}")
+            raise TypeError(f"there is no filter {name!r}")
         if value is not None:
             query[_QUERY_NAMES[name]] = _text(name, value)
     return query
+
+
+def bulk_body(
+    action: str,
+    narrowed: BulkFilter,
+    *,
+    rate: float | None = None,
+    request_id: str | None = None,
+    dry_run: bool = False,
+) -> bytes:
+    """Return the JSON that asks for a bulk action; the same in every try.
+
+    Raises:
+        TypeError: there is no such filter.
+        ValueError: a time has no time zone, or the rate is not finite.
+    """
+    fields: dict[str, Any] = {"action": action, "filter": query_of(narrowed)}
+    if dry_run:
+        fields["dryRun"] = True
+    if rate is not None:
+        fields["ratePerSecond"] = rate
+    if request_id is not None:
+        fields["clientRequestId"] = request_id
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _text(name: str, value: object) -> str:

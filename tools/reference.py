@@ -22,14 +22,18 @@ SHARED_FLAGS = ("url", "api_key", "as_json", "help")
 OF_OPERATORS = {"drain"}
 """Commands that speak to a running platform, as a caller's do, but with its internal token."""
 EXIT_CODES = (
-    (0, "done; with `--wait`, the job SUCCEEDED"),
-    (1, "with `--wait`, the job ended otherwise"),
-    (2, "the command was not understood, or a process refuses to start; nothing was sent"),
+    (0, "done; with `--wait`, the job or bulk operation SUCCEEDED"),
+    (1, "with `--wait`, it ended otherwise"),
+    (
+        2,
+        "the command was not understood, or not confirmed, or a process refuses to start; "
+        "nothing was changed",
+    ),
     (3, "the server or the worker refused; the sentence says why"),
     (4, "it cannot be reached, or has no answer now, after several tries"),
-    (5, "`--timeout` is over; the job goes on, the worker goes on draining"),
+    (5, "`--timeout` is over; the job or bulk operation goes on, the worker goes on draining"),
     (70, "a fault of the command itself; `ONCUE_TRACEBACK=1` shows where"),
-    (130, "interrupted; the job goes on"),
+    (130, "interrupted; what was begun goes on"),
 )
 
 

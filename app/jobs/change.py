@@ -14,6 +14,7 @@ from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.announce import announce
 from app.jobs.check_params import refused_params
 from app.jobs.look import find_job, no_such_job
 from app.jobs.schemas import ChangeJob, TriggerJob
@@ -28,7 +29,6 @@ from app.lifecycle.moves.trigger import OtherParams, trigger_job
 from app.lifecycle.reads import read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
-from app.plumbing.bus import CANCEL, ENDED, OWED, WAKE
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
@@ -54,10 +54,9 @@ class Changes:
     """Changes jobs for callers: what it returns is committed, and dispatch has been told."""
 
     def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
+        self._ground = ground
         self._database = ground.database
         self._fleet = fleet
-        self._bus = ground.bus
-        self._metrics = ground.metrics
 
     async def cancel(self, caller: Caller, job_id: int) -> dict[str, Any]:
         """End a job; it is final even if the worker that runs it never answers.
@@ -69,14 +68,7 @@ class Changes:
         changed = await self._write(
             "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
         )
-        if not changed.repeated:
-            self._metrics.finished.labels(JobStatus.CANCELLED.name).inc()
-            execution_id = "" if changed.stopped is None else changed.stopped[1]
-            self._bus.publish(ENDED, [[job_id, execution_id]])
-        if changed.stopped is not None:
-            self._bus.publish(CANCEL, list(changed.stopped))
-        if changed.owed:
-            self._bus.publish(OWED, [])
+        announce(self._ground, "cancel", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def hold(
@@ -91,7 +83,7 @@ class Changes:
         changed = await self._write(
             verb, asked, lambda connection: hold_job(connection, self._database, asked, verb)
         )
-        self._wake(changed)
+        announce(self._ground, verb, [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def retry(self, caller: Caller, job_id: int) -> dict[str, Any]:
@@ -104,7 +96,7 @@ class Changes:
         changed = await self._write(
             "retry", asked, lambda connection: reopen_job(connection, self._database, asked)
         )
-        self._wake(changed)
+        announce(self._ground, "retry", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def trigger(
@@ -130,7 +122,7 @@ class Changes:
                 connection, self._database, asked, other, revisions=revisions
             ),
         )
-        self._wake(changed)
+        announce(self._ground, "trigger", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def revise(
@@ -160,7 +152,7 @@ class Changes:
                 connection, self._database, asked, values, revisions=revisions
             ),
         )
-        self._wake(changed)
+        announce(self._ground, "change", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def _check_params(self, asked: Asked, params: Any, text: str | None) -> None:
@@ -182,10 +174,6 @@ class Changes:
             log.debug("job_changed", verb=verb, job_id=asked.job_id)
             return answer
         raise _problem(verb, asked.job_id, answer)
-
-    def _wake(self, changed: Changed) -> None:
-        if changed.due_ms is not None:
-            self._bus.publish(WAKE, [[changed.queue_id, changed.priority, changed.due_ms]])
 
     async def _look(self, caller: Caller, job_id: int) -> dict[str, Any]:
         return job_view(await find_job(self._database, caller, job_id))

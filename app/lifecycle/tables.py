@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
@@ -118,6 +119,13 @@ job_info = Table(
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
+    Index(
+        "ix_job_info_finished",
+        "tenant_id",
+        "finished_at",
+        "id",
+        sqlite_where=text("finished_at IS NOT NULL"),
+    ),
     _at_most("client_request_id", 128),
     _at_most("job_name", 128),
     _at_most("job_handler", 128),
@@ -283,6 +291,40 @@ stopping_execution = Table(
     Column("trigger_ts", BigInteger, nullable=False),
     Column("worker_id", String(128), nullable=False),
     **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+bulk_operation = Table(
+    "bulk_operation",
+    metadata,
+    _key(),
+    Column("operation_id", String(36), nullable=False),
+    Column("tenant_id", Integer, nullable=False),
+    Column("client_request_id", String(128)),
+    Column("request_digest", String(1024), nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("filter", Text, nullable=False, comment="JSON, as the caller sent it"),
+    Column("rate", Float, nullable=False, comment="most changes a second"),
+    Column("status", SmallInteger, nullable=False),
+    Column("until_id", BigInteger, nullable=False, comment="later jobs are not touched"),
+    Column("after_id", BigInteger, nullable=False, comment="the last job that had its turn"),
+    Column("after_finished", BigInteger, nullable=False, comment="when that had finished"),
+    Column("resume_at", BigInteger, nullable=False, comment="the rate allows no change before"),
+    Column("matched", BigInteger, nullable=False),
+    Column("matched_is_minimum", Boolean, nullable=False),
+    Column("changed", BigInteger, nullable=False, server_default="0"),
+    Column("refused", Text, nullable=False, comment="JSON: how many by code"),
+    Column("error_code", String(64)),
+    Column("error_message", String(2000)),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    UniqueConstraint("operation_id"),
+    UniqueConstraint("tenant_id", "client_request_id"),
+    Index("ix_bulk_operation_status_id", "status", "id"),
+    Index("ix_bulk_operation_tenant_id_id", "tenant_id", "id"),
+    _at_most("client_request_id", 128),
+    **_OPTIONS,
 )
 
 job_expiry = Table(

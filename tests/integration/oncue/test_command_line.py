@@ -71,6 +71,10 @@ def named(command: typer.models.CommandInfo) -> str:
         ("submit",),
         ("submit", "--handler", "echo", "--bogus"),
         ("list", "--limit", "0"),
+        ("cancel",),
+        ("cancel", "7", "--where", "status=FAILED"),
+        ("cancel", "7", "--yes"),
+        ("bulk", "--wait"),
         ("dispatcher", "--port", "99999"),
     ],
 )

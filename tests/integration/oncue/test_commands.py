@@ -283,3 +283,85 @@ def test_the_key_is_taken_from_the_environment_or_a_flag(
     )
     for told in (with_flag, with_variable):
         assert (told.code, told.out) == (OK, "[]\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cancel",),
+        ("cancel", "7", "--where", "status=FAILED"),
+        ("cancel", "7", "--yes"),
+        ("cancel", "--where", "moon=full", "--yes"),
+        ("cancel", "--where", "status", "--yes"),
+        ("cancel", "--where", "label=x", "--yes"),
+        ("cancel", "--where", "handler=a", "--where", "handler=b", "--yes"),
+        ("cancel", "--where", "created-from=yesterday", "--yes"),
+        ("cancel", "--where", "handler=x", "--yes", "--timeout", "3"),
+        ("cancel", "--where", "handler=x"),
+        ("bulk", "--wait"),
+    ],
+)
+def test_a_bulk_command_that_is_not_clear_sends_nothing(words: tuple[str, ...]) -> None:
+    told = oncue(*words, url="http://127.0.0.1:1")  # whatever is sent there ends with another code
+    assert (told.code, told.out) == (2, ""), told
+    assert told.err.startswith("oncue: ")
+    assert told.err.count("\n") == 1
+
+
+def test_many_jobs_are_changed_with_where(sdk_platform: Platform) -> None:
+    url, label = sdk_platform.url, f"team={sdk_platform.internal_token}"
+    for _ in range(3):
+        told = oncue(*("submit", "--handler", "echo", "--delay", "3600", "--label", label), url=url)
+        assert told.code == OK
+    where = ("--where", f"label={label}", "--where", "status=waiting")
+    assert oncue("pause", *where, "--dry-run", url=url).out == "3 jobs would be paused\n"
+    counted = json.loads(oncue("pause", *where, "--dry-run", "--json", url=url).out)
+    assert (counted["matched"], counted["matchedIsMinimum"]) == (3, False)
+
+    words = ("pause", *where, "--yes", "--wait", "--timeout", "30", "--rate", "50")
+    told = oncue(*words, "--request-id", "p", "--json", url=url)
+    assert (told.code, told.err) == (OK, "")
+    operation = json.loads(told.out)
+    assert (operation["status"], operation["changed"]) == ("SUCCEEDED", 3)
+    again = json.loads(oncue(*words, "--request-id", "p", "--json", url=url).out)
+    assert again == operation
+
+    shown = oncue("bulk", operation["operationId"], "--wait", url=url)
+    assert shown.code == OK
+    assert f"label={label}" in shown.out
+    assert operation["operationId"] in oncue("bulk", url=url).out
+    refused = oncue("bulk", operation["operationId"], "--cancel", url=url)
+    assert (refused.code, refused.err.endswith("(operation_ended)\n")) == (REFUSED, True)
+    told = oncue("cancel", *where[:2], "--yes", "--wait", url=url)
+    assert told.code == OK
+    assert sdk_platform.get(f"/openapi/jobs?label={label}&limit=1")["items"][0]["status"] == (
+        "CANCELLED"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "status"), [("y\n", OK, "CANCELLED"), ("n\n", 2, "WAITING")]
+)
+def test_on_a_terminal_a_bulk_command_asks_first(
+    sdk_platform: Platform, answer: str, code: int, status: str
+) -> None:
+    label = f"team={uuid.uuid4().hex}"
+    made = [submitted(sdk_platform, "--label", label) for _ in range(3)]
+    ours, theirs = pty.openpty()
+    asking = subprocess.Popen(
+        [ONCUE, "cancel", "--where", f"label={label}", "--json", "--wait"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=cli_environment(sdk_platform.url, TERM="xterm"),
+    )
+    os.close(theirs)
+    seen = os.read(ours, 4096)
+    while b"cancel 3 jobs? [y/N]:" not in seen:
+        seen += os.read(ours, 4096)
+    os.write(ours, answer.encode())
+    out, _ = asking.communicate(timeout=30)
+    os.close(ours)
+    assert asking.returncode == code, seen
+    assert (json.loads(out)["changed"] if out else None) == (3 if code == OK else None)
+    assert {sdk_platform.job(job_id)["status"] for job_id in made} == {status}

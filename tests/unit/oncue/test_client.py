@@ -19,6 +19,8 @@ from pydantic import ValidationError
 import oncue
 from oncue import (
     AsyncClient,
+    BulkOperation,
+    BulkTimeout,
     Client,
     Conflict,
     Job,
@@ -32,6 +34,9 @@ from oncue.submission import JobOptions
 
 AT_ONCE = Retries(first_pause=0.0)
 JOB = {"jobId": 7, "jobName": "n", "jobHandler": "echo", "status": "WAITING", "later": "field"}
+
+
+OPERATION = {"operationId": "op/1", "action": "cancel", "status": "RUNNING", "later": "field"}
 
 
 class Server:
@@ -280,6 +285,7 @@ A_JOB = Job.model_validate(JOB)
         Conflict("request_conflict", 409, "differs", {"fields": ["params"]}),
         JobFailed(A_JOB),
         WaitTimeout(A_JOB, 5),
+        BulkTimeout(BulkOperation.model_validate(OPERATION), 5),
         Unavailable("gone", request_id="mine"),
     ],
     ids=lambda error: type(error).__name__,
@@ -315,6 +321,77 @@ def test_every_public_name_is_there() -> None:
     assert set(dir(oncue)) == set(oncue.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = oncue.nothing
+
+
+def test_a_bulk_action_sends_its_filter_and_keeps_its_request_id() -> None:
+    server = Server(httpx.Response(503), httpx.Response(202, json=OPERATION))
+    with server.client() as client:
+        operation = client.bulk(
+            "retry",
+            rate=50,
+            status="FAILED",
+            label=("team", "a=b"),
+            finished_from=datetime(2030, 1, 31, 9, tzinfo=timezone(timedelta(hours=1))),
+        )
+    assert (operation.operation_id, operation.ended) == ("op/1", False)
+    first, second = (json.loads(request.content) for request in server.requests)
+    assert first == second
+    assert first.pop("clientRequestId")
+    assert first == {
+        "action": "retry",
+        "ratePerSecond": 50,
+        "filter": {
+            "status": "FAILED",
+            "label": "team=a=b",
+            "finishedFrom": "2030-01-31T08:00:00.000Z",
+        },
+    }
+
+
+def test_a_count_is_a_dry_run() -> None:
+    counted = {"dryRun": True, "action": "cancel", "matched": 7, "matchedIsMinimum": True}
+    server = Server(ok(counted))
+    with server.client() as client:
+        count = client.bulk_count("cancel", handler="x")
+    assert (count.matched, count.matched_is_minimum) == (7, True)
+    (request,) = server.requests
+    expected = {"action": "cancel", "filter": {"handler": "x"}, "dryRun": True}
+    assert json.loads(request.content) == expected
+
+
+async def test_a_bulk_operation_is_looked_at_and_called_off_under_its_own_address() -> None:
+    server = Server(ok(OPERATION))
+    async with server.async_client() as client:
+        operation = await client.bulk_operation("op/1")
+        await client.cancel_bulk(operation)
+    assert [(one.method, one.url.raw_path.decode()) for one in server.requests] == [
+        ("GET", "/openapi/bulk/op%2F1"),
+        ("POST", "/openapi/bulk/op%2F1/cancel"),
+    ]
+
+
+def test_a_wait_for_a_bulk_operation_tells_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncue._talk.BULK_LOOK_SECONDS", 0.0)
+    server = Server(
+        ok(OPERATION | {"examined": 3}), ok(OPERATION | {"examined": 9, "status": "SUCCEEDED"})
+    )
+    seen: list[int] = []
+    with server.client() as client:
+        ended = client.wait_bulk("op/1", progress=lambda one: seen.append(one.examined))
+        assert (ended.status, seen) == ("SUCCEEDED", [3, 9])
+    with Server(ok(OPERATION)).client() as client, pytest.raises(BulkTimeout) as timed_out:
+        client.wait_bulk("op/1", timeout=0)
+    assert timed_out.value.operation.status == "RUNNING"
+
+
+def test_a_filter_that_is_none_of_a_bulk_action_is_refused_before_anything_is_sent() -> None:
+    server = Server(ok(OPERATION))
+    with server.client() as client:
+        with pytest.raises(TypeError, match="moon"):
+            client.bulk("cancel", moon="full")  # type: ignore[call-arg]
+        with pytest.raises(ValueError, match="time zone"):
+            client.bulk("cancel", created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
+    assert server.requests == []
 
 
 PREVIEW = {
