@@ -293,7 +293,7 @@ def refused(kind: ParamsType, params: Any) -> list[Any]:
     return list(ParamsCheck(kind.schema_text).faults(params, len(json.dumps(params))))
 
 
-@settings(max_examples=1500)
+@settings(max_examples=700)
 @given(ANY_TYPE.filter(lambda one: one is not object), VALUES)
 @example(Annotated[set[int], Field(max_length=1)], [1, 1])
 @example(Level, True)

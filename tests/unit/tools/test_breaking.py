@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,40 +232,42 @@ def test_an_unchanged_document_breaks_nothing() -> None:
     assert breaks(DOCUMENT, copy.deepcopy(DOCUMENT)) == []
 
 
-def properties_of(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, schema in document["components"]["schemas"].items():
-        for field, described in schema.get("properties", {}).items():
-            if described.keys() & {"type", "$ref", "anyOf", "oneOf", "enum"}:  # not just anything
-                yield name, field
+def typed_properties(schema: dict[str, Any]) -> list[str]:
+    return [
+        field
+        for field, described in schema.get("properties", {}).items()
+        if described.keys() & {"type", "$ref", "anyOf", "oneOf", "enum"}  # not just anything
+    ]
 
 
-def without_property(document: dict[str, Any], name: str, field: str) -> None:
-    schema = document["components"]["schemas"][name]
-    del schema["properties"][field]
-    schema["required"] = [one for one in schema.get("required", []) if one != field]
+def without_properties(schema: dict[str, Any], fields: list[str]) -> None:
+    for field in fields:
+        del schema["properties"][field]
+    schema["required"] = [one for one in schema.get("required", []) if one not in fields]
 
 
-def of_another_type(document: dict[str, Any], name: str, field: str) -> None:
-    document["components"]["schemas"][name]["properties"][field] = {
-        "type": "array",
-        "items": {"type": "boolean"},
-    }
+def of_another_type(schema: dict[str, Any], fields: list[str]) -> None:
+    for field in fields:
+        schema["properties"][field] = {"type": "array", "items": {"type": "boolean"}}
 
 
 @pytest.mark.parametrize("service", ["dispatcher", "worker"])
-@pytest.mark.parametrize("change", [without_property, of_another_type])
+@pytest.mark.parametrize("change", [without_properties, of_another_type])
 def test_no_field_of_the_real_documents_can_be_changed_unseen(
-    service: str, change: Callable[[dict[str, Any], str, str], None]
+    service: str, change: Callable[[dict[str, Any], list[str]], None]
 ) -> None:
     document = json.loads((ROOT / "openapi" / f"{service}.json").read_text())
     assert breaks(document, document) == []
     tried = 0
-    for name, field in properties_of(document):
+    for name, schema in document["components"]["schemas"].items():
+        if not (fields := typed_properties(schema)):
+            continue
         broken = copy.deepcopy(document)
-        change(broken, name, field)
+        change(broken["components"]["schemas"][name], fields)
         told = breaks(document, broken)
-        assert any(f"/{field} " in one or f"/{field}/-" in one for one in told), (name, field)
-        tried += 1
+        for field in fields:
+            assert any(f"/{field} " in one or f"/{field}/-" in one for one in told), (name, field)
+        tried += len(fields)
     assert tried > 30
 
 
@@ -277,12 +279,12 @@ def test_no_operation_or_answer_of_the_real_documents_can_go_unseen(service: str
             broken = copy.deepcopy(document)
             del broken["paths"][path][verb]
             assert breaks(document, broken) == [f"{verb.upper()} {path} is gone"]
-            for status in operation["responses"]:
-                broken = copy.deepcopy(document)
-                del broken["paths"][path][verb]["responses"][status]
-                assert breaks(document, broken) == [
-                    f"{verb.upper()} {path}: answer {status} is gone"
-                ]
+            broken = copy.deepcopy(document)
+            broken["paths"][path][verb]["responses"] = {}
+            assert sorted(breaks(document, broken)) == sorted(
+                f"{verb.upper()} {path}: answer {status} is gone"
+                for status in operation["responses"]
+            )
 
 
 def test_a_break_may_be_allowed_with_a_reason() -> None:
