@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from oncue import __version__
 from worker.guard import Guard
 from worker.logs import configure_logs
 from worker.offered import HandlersNotLoaded, import_handlers
+from worker.outside import Outside
 from worker.parts import Parts, open_parts
 from worker.problems import PROBLEM_SCHEMA, install_problems
 from worker.routes import guarded, opened
@@ -40,13 +41,16 @@ BACKLOG: Final = 2048
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: WorkerSettings) -> FastAPI:
-    """Build the app; its parts are opened and closed by its lifespan."""
+def create_app(settings: WorkerSettings, outside: Callable[[], Outside] | None = None) -> FastAPI:
+    """Build the app; its parts are opened and closed by its lifespan.
+
+    `outside` opens the connections in the event loop, if not as the settings say.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         import_handlers(settings.handlers)
-        async with open_parts(settings) as parts:
+        async with open_parts(settings, outside() if outside else None) as parts:
             app.state.parts = parts
             log.info(
                 "worker started",
