@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 import aiohttp
 import structlog
+from pydantic import SecretStr
 from sqlalchemy.util.concurrency import greenlet_spawn
 
 from app.ground import Ground
@@ -102,7 +103,7 @@ class Cluster:
         self.network.processes[node] = process
         self.history.say(f"start {process.name}")
         run = self._run_dispatcher if node in DISPATCHERS else self._run_worker
-        process.run(run(process))
+        _ = process.run(run(process))
 
     def process(self, node: str) -> Process | None:
         """The living process of a node."""
@@ -172,7 +173,7 @@ class Cluster:
         settings = self._settings[node] = Settings(
             _env_file=None,
             database_url=f"sqlite+aiosqlite:///{self.database.path}",
-            internal_token=TOKEN,
+            internal_token=SecretStr(TOKEN),
             callback_schedule_seconds=CALLBACK_SCHEDULE,
         )
         return settings
@@ -203,8 +204,8 @@ class Cluster:
             worker_name=node,
             worker_capacity=CAPACITY,
             dispatcher_url=tuple(urls),
-            internal_token=(TOKEN,),
-            webhook_secret=SECRET,
+            internal_token=(SecretStr(TOKEN),),
+            webhook_secret=SecretStr(SECRET),
             builtin_handlers=False,
         )
         return settings
@@ -228,9 +229,7 @@ class Cluster:
             beat_sender=BeatSender(
                 settings.dispatcher_url,
                 TOKEN,
-                lambda url: cast(
-                    Any, BlockingConnection(network, node, url, seconds=BEAT_SECONDS)
-                ),
+                lambda url: cast(Any, BlockingConnection(network, node, url, seconds=BEAT_SECONDS)),
             ),
             egress=SimulatedEgress(network, node),
             cpu_idle_percent=lambda: 90.0,

@@ -98,6 +98,7 @@ class Connection:
         self._sqlite = sqlite3.connect(
             self._server.path, isolation_level=None, timeout=0, check_same_thread=False
         )
+        self._sqlite.execute("PRAGMA synchronous=OFF")
         self._sqlite.create_function("julianday", 1, self._server.julian_day)
 
     @property
@@ -293,5 +294,3 @@ class Cursor:
         """Close, unless the connection has broken and closed it."""
         if self._connection.is_open:
             self._cursor.close()
-
-

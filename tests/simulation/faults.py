@@ -14,6 +14,11 @@ from tests.support.checker import RedisTrouble
 
 NODES: Final = (*DISPATCHERS, *WORKERS)
 IDLE_TRANSACTION_SECONDS: Final = 20.0
+DEATHS_OF: Final = {
+    "d": ("", "<db commit", "<db commit", ">db commit", ">w", "<w"),
+    "w": ("", "<redis EVAL", ">redis EVAL", ">d", "<d", ">hook", "<hook"),
+}
+"""Where a dispatcher or a worker is made to die: before (>) or after (<) it has met another."""
 
 
 class Faults:
@@ -34,7 +39,7 @@ class Faults:
             (4, self._cut_from_redis),
             (3, self._cut_from_database),
             (4, self._cut_from_dispatchers),
-            (3, self._isolate),
+            (5, self._isolate),
             (2, self._stop_redis),
             (1, self._flush_redis),
             (3, self._stop_database),
@@ -47,7 +52,7 @@ class Faults:
         """Break things for that long, then mend everything that is broken."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        pause = self._dice.uniform(5.0, 30.0)
+        pause = self._dice.uniform(3.0, 20.0)
         weights = [weight * self._dice.choice([0, 1, 1, 3]) for weight, _ in self._kinds]
         while True:
             at = loop.time() + self._dice.expovariate(1 / pause)
@@ -67,7 +72,7 @@ class Faults:
             if process is None:
                 self._cluster.start(node)
             else:
-                process.doomed_in = None
+                process.doomed_at = ("", 0)
 
     async def _hold(self, fault: Iterator[float]) -> None:
         """Keep a fault up for as long as it says; a generator breaks, yields, and mends."""
@@ -81,8 +86,9 @@ class Faults:
             return
         if self._dice.random() < 0.6:
             # At a point where it meets the outside, a few steps from now.
-            process.doomed_in = self._dice.randrange(1, 60)
-            self._history.fault("kill", f"{process.name} in {process.doomed_in} steps")
+            where = self._dice.choice(DEATHS_OF[process.node[0]])
+            process.doomed_at = (where, self._dice.randrange(1, 4 if where else 60))
+            self._history.fault("kill", f"{process.name} soon: {process.doomed_at}")
         else:
             self._history.fault("kill", process.name)
             self._cluster.crash(process, "killed")

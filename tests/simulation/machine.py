@@ -14,7 +14,9 @@ import os
 import random
 import threading
 import time
+import traceback
 import uuid
+from collections import deque
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any, Final, NoReturn
@@ -47,8 +49,8 @@ class Process:
         self.serves: Any = None
         """Its ASGI application once it listens."""
         self.worker_id: str | None = None
-        self.doomed_in: int | None = None
-        """It dies at its n-th next arrival at a point where it meets the outside."""
+        self.doomed_at = ("", 0)
+        """It dies at its n-th next arrival at a point with this text in its label; 0 is never."""
         self.at_death: list[Callable[[], None]] = []
         self.requests = 0
         """Requests that it serves now."""
@@ -95,103 +97,94 @@ class Process:
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("PROCESS", default=None)
 
 
-class _Handle(asyncio.Handle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        process = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is None or process.may_run(self):
-            super()._run()  # type: ignore[misc]
+class _Task(asyncio.Task[Any]):
+    process: Process | None = None
 
 
-class _Timer(asyncio.TimerHandle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        process = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is None or process.may_run(self):
-            super()._run()  # type: ignore[misc]
-
-
-MOST_ROUNDS_AT_ONCE: Final = 100_000
+MOST_RUNS_AT_ONCE: Final = 200_000
 
 
 class Stuck(Exception):
     """Nothing is left that could ever happen, or it happens for ever at one moment."""
 
 
-class _Jump:
-    """Stands where a loop's selector is: instead of waiting, the clock jumps to the next timer."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-        self._rounds = 0
-
-    def select(self, timeout: float | None) -> list[Any]:
-        self._rounds += 1
-        if timeout is None or self._rounds > MOST_ROUNDS_AT_ONCE:
-            raise Stuck
-        if timeout > 0:
-            self._loop.now = self._loop.next_timer
-            self._rounds = 0
-        return []
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose time costs nothing; the order of events follows from the program."""
+    """An event loop whose time costs nothing; the order of events follows from the program.
+
+    Where another loop waits, its clock jumps to the next timer. Callbacks belong to the process
+    that their context names: a dead one's are dropped, a frozen one's wait.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.unhandled: list[str] = []
         self._all: list[asyncio.Task[Any]] = []
-        self._selector = _Jump(self)
-        self._clock_resolution = 1e-9
-        self._ready: Any
-        self._scheduled: Any
+        self._sweep_at = 2000
+        self._ready: deque[asyncio.Handle]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
         self.set_exception_handler(self._note_unhandled)
         self.set_task_factory(self._make_task)
-
-    @property
-    def next_timer(self) -> float:
-        """When the next timer fires, seconds of this loop."""
-        return float(self._scheduled[0]._when)
 
     def time(self) -> float:
         """Seconds since the simulation began."""
         return self.now
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         """Schedule a callback as a part of the process whose context it has."""
-        handle = _Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Schedule a callback for later."""
-        timer = _Timer(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        """Schedule a callback for later; of two at one time the first made is the first to run."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
         return timer
+
+    def _run_once(self) -> None:
+        """Run what is ready, or jump to the next timer."""
+        ready, timers = self._ready, self._timers
+        if not ready:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise Stuck
+            when, _, timer = heapq.heappop(timers)
+            self.now = max(self.now, when)
+            ready.append(timer)
+        runs = 0
+        while ready:
+            runs += 1
+            if runs > MOST_RUNS_AT_ONCE:
+                raise Stuck
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is None or process.may_run(handle):
+                handle._run()
 
     def resume(self, process: Process) -> None:
         """Let a frozen process go on."""
         self._ready.extend(process.thaw())
 
-    def run_in_executor(
+    def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         """Run a blocking function as a thread of the calling process."""
@@ -207,7 +200,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if not future.done():
                     future.set_result(value)
 
-        self.create_task(body())
+        # It is kept with all tasks.
+        _ = self.create_task(body())
         return future
 
     def forget_all(self) -> None:
@@ -215,7 +209,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for task in self._all:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         self._all.clear()
 
     def _make_task(
@@ -224,7 +218,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         work: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+        task = _Task(work, loop=loop, context=context)
+        task.process = PROCESS.get() if context is None else context.get(PROCESS)
         # A dead process's tasks must not be collected: that would run their clean-up.
         self._all.append(task)
         if len(self._all) > self._sweep_at:
@@ -232,21 +227,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._sweep_at = 2 * len(self._all) + 2000
         return task
 
-    _sweep_at = 2000
-
-    def _note_unhandled(
-        self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]
-    ) -> None:
+    def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        future: Any = context.get("future") or context.get("task")
+        process = getattr(future, "process", None)
+        if process is not None and process.state is State.DEAD:
+            return
+        name = "-" if process is None else process.name
         error = context.get("exception")
-        process = PROCESS.get()
-        where = "" if process is None else f" in {process.name}"
-        self.unhandled.append(f"{context.get('message')}{where}: {error!r}")
-
-    def _process_events(self, event_list: Any) -> None:
-        pass
-
-    def _write_to_self(self) -> None:
-        pass
+        trace = "".join(traceback.format_exception(error)[-3:]) if error is not None else ""
+        self.unhandled.append(f"{name}: {context.get('message')} {future!r} {trace}")
 
 
 class Machine:

@@ -63,9 +63,10 @@ class Network:
         """Be at a point where a process meets the outside: here it may be made to die."""
         self._history.step(label)
         process = PROCESS.get()
-        if process is not None and process.doomed_in is not None:
-            process.doomed_in -= 1
-            if process.doomed_in <= 0:
+        if process is not None and process.doomed_at[1] and process.doomed_at[0] in label:
+            where, left = process.doomed_at
+            process.doomed_at = (where, left - 1)
+            if left == 1:
                 self.crash(process, f"at {label}")
                 await _never()
 
@@ -96,7 +97,7 @@ class Network:
         process = self.processes.get(node)
         return None if process is None or process.serves is None else process
 
-    async def exchange(  # noqa: PLR0912 - one branch for each way that it may go wrong
+    async def exchange(
         self,
         source: str,
         method: str,
@@ -184,7 +185,7 @@ class Network:
                 answer.set_result(reply)
 
         server.at_death.append(lose)
-        server.run(handle())
+        _ = server.run(handle())
 
 
 async def call_application(
@@ -277,7 +278,9 @@ class Session:
         total: float,
         connect: float,
     ) -> _Exchange:
-        return _Exchange(self._send(method, url, data, {**self._headers, **headers}, total, connect))
+        return _Exchange(
+            self._send(method, url, data, {**self._headers, **headers}, total, connect)
+        )
 
     async def _send(
         self,
@@ -365,9 +368,7 @@ class BlockingConnection:
     def close(self) -> None:
         """Close nothing: connections are not kept."""
 
-    async def _ask(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str]
-    ) -> Answer:
+    async def _ask(self, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._network.exchange(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lupa.lua54 import LuaRuntime
+from lupa.lua54 import LuaRuntime  # type: ignore[import-untyped]
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy.util.concurrency import await_only
@@ -150,9 +150,7 @@ class RedisServer:
 class RedisClient:
     """The part of `redis.asyncio.Redis` that the services use."""
 
-    def __init__(
-        self, server: RedisServer, process: Process, *, text: bool, repeats: int
-    ) -> None:
+    def __init__(self, server: RedisServer, process: Process, *, text: bool, repeats: int) -> None:
         self._server = server
         self._process = process
         self._text = text
@@ -320,5 +318,3 @@ class BlockingRedis:
 
 def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
-
-

@@ -133,9 +133,9 @@ def _draw_job(dice: random.Random, number: int, at: float) -> Job:
         "jobName": f"job {number}",
         "jobHandler": name,
         "params": params,
-        "maxRetry": dice.choice([0, 1, 3, 8, 8]),
-        "retryIntervalSeconds": dice.choice([1, 1, 2, 5]),
-        "retryBackoff": dice.choice(["fixed", "exponential"]),
+        "maxRetry": dice.choice([0, 1, 3, 4, 6]),
+        "retryIntervalSeconds": dice.choice([1, 1, 2]),
+        "retryBackoff": dice.choice(["fixed", "fixed", "exponential"]),
         "priority": dice.choice([5, 5, 5, 0, 9]),
     }
     if dice.random() < 0.8:
@@ -155,7 +155,7 @@ def _draw_job(dice: random.Random, number: int, at: float) -> Job:
 
 def _draw_work(dice: random.Random) -> tuple[str, dict[str, Any]]:
     kind = dice.random()
-    if kind < 0.45:
+    if kind < 0.35:
         return "brief", {"seconds": dice.uniform(0.0, 0.5)}
     if kind < 0.65:
         return "brief", {"seconds": dice.uniform(2.0, 45.0)}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Final, TypeVar
 
 SAFE_SECONDS: Final = 3.0
@@ -160,6 +161,17 @@ class Report:
             ("violations", len(self.violations)),
         ]
         return "\n".join(f"{name:<36}{value}" for name, value in rows)
+
+
+def add_up(reports: Iterable[Report]) -> Report:
+    """The figures of many histories."""
+    total = Report()
+    for one in reports:
+        for item in fields(Report):
+            mine, other = getattr(total, item.name), getattr(one, item.name)
+            slowest = item.name == "slowest_recovery_seconds"
+            setattr(total, item.name, max(mine, other) if slowest else mine + other)
+    return total
 
 
 @dataclass(slots=True)
@@ -314,7 +326,7 @@ def _judge_repeats(
     """A job runs again only after an end that allows it."""
     died = {one.worker: one.at for one in _of(events, Died)}
     for of_job in _by_job(runs).values():
-        for earlier, later in zip(of_job, of_job[1:], strict=False):
+        for earlier, later in pairwise(of_job):
             row = executions.get(earlier.began.execution_id)
             status = "unknown" if row is None else row.status
             report.run_again += 1

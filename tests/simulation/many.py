@@ -1,0 +1,33 @@
+"""Many seeds in several processes: simulations share nothing, so two cores play two at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.simulation.play import Played, play
+
+
+def play_all(
+    seeds: Sequence[int], *, processes: int, seconds: float | None = None, bug: str | None = None
+) -> Iterator[Played]:
+    """Play seeds in order; none is begun after `seconds`. `bug` names one to plant first."""
+    until = None if seconds is None else time.time() + seconds
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        waiting = [pool.submit(_play_in_time, seed, until, bug) for seed in seeds]
+        try:
+            for one in waiting:
+                played = one.result()
+                if played is not None:
+                    yield played
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _play_in_time(seed: int, until: float | None, bug: str | None) -> Played | None:
+    if until is not None and time.time() > until:
+        return None
+    return play(seed, bug=bug)
