@@ -14,6 +14,7 @@ from tests.simulation.play import play
 from tests.support.checker import Report, add_up
 
 SHOWN_VIOLATIONS = 3
+PROGRESS_SEEDS = 100
 
 
 def main() -> int:
@@ -63,6 +64,8 @@ def _play_all(seeds: Sequence[int], *, processes: int, seconds: float | None) ->
         reports.append(played.report)
         faults.update(played.faults)
         virtual_seconds += played.virtual_seconds
+        if len(reports) % PROGRESS_SEEDS == 0:
+            print(f"{len(reports)} seeds in {time.perf_counter() - began:.0f} s", flush=True)
         if played.violations:
             broken.append(played.seed)
             print(f"seed {played.seed}: {len(played.violations)} violations", flush=True)
