@@ -151,7 +151,9 @@ class Faults:
 
     def _cut(self, kind: str, node: str, others: tuple[str, ...]) -> Iterator[float]:
         way = self._dice.choice(["both", "both", "out", "in"])
-        seconds = self._dice.choice([self._dice.uniform(0.5, 10), self._dice.uniform(10, 50)])
+        # Somebody who is cut off from all is given up after 15 s: that is where it gets hard.
+        short, long = self._dice.uniform(0.5, 10), self._dice.uniform(12, 50)
+        seconds = self._dice.choice([short, long, long] if kind == "isolate" else [short, long])
         self._history.fault(kind, f"{node} {way} for {seconds:.1f} s")
         pairs = [(node, other) for other in others] if way != "in" else []
         pairs += [(other, node) for other in others] if way != "out" else []

@@ -16,6 +16,8 @@ from tests.simulation.many import play_all
 from tests.simulation.play import LEAST_SECONDS
 from tests.support.checker import add_up
 
+pytestmark = pytest.mark.xdist_group("simulation")
+
 PROCESSES = 2
 SECONDS = 60
 FEWEST = 4

@@ -87,9 +87,10 @@ def test_two_runs_at_once_are_found_unless_the_first_died_before() -> None:
 def test_one_attempt_begins_once_and_none_begins_after_success() -> None:
     again = (Began(3.5, "w2#b", 7, "e2", 2000), Ended(3.6, "w2#b", "e2", "returned"))
 
-    assert found(
-        ACCEPTED, BEGAN, RETURNED, *again, TOLD, JOB, row(), row("e2", worker="w2#b")
-    ) == ["P3", "P4"]
+    assert found(ACCEPTED, BEGAN, RETURNED, *again, TOLD, JOB, row(), row("e2", worker="w2#b")) == [
+        "P3",
+        "P4",
+    ]
 
 
 @pytest.mark.parametrize(
