@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.simulation.cluster import DISPATCHERS, WORKERS, Cluster
 from tests.simulation.machine import Process, State
-from tests.support.checker import RedisTrouble
+from tests.support.checker import Frozen, RedisTrouble
 
 NODES: Final = (*DISPATCHERS, *WORKERS)
 IDLE_TRANSACTION_SECONDS: Final = 20.0
@@ -123,6 +123,8 @@ class Faults:
                 self._history.say(f"{process.name} goes on", mark="+")
                 loop.resume(process)
                 self._trouble(since, process.node)
+                if process.worker_id is not None:
+                    self._history.add(Frozen(self._history.now, since, process.worker_id))
 
     def _terminate(self) -> Iterator[float]:
         process = self._pick(NODES)

@@ -15,6 +15,10 @@ from typing import Final, TypeVar
 
 SAFE_SECONDS: Final = 3.0
 """So long after its end the outcome of a run must outlive its worker, if Redis could be reached."""
+WAKE_SECONDS: Final = 2.5
+"""How long a process that was frozen may need, after it wakes, to see that it was given up."""
+CLOCK_SECONDS: Final = 0.01
+"""What two readings of one moment may differ by."""
 TERMINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 REPEATABLE: Final = frozenset({"FAILED", "TIMED_OUT", "LOST", "RETURNED"})
 """Ends of an execution after which its job may run again."""
@@ -75,6 +79,14 @@ class Ended(Event):
 class Died(Event):
     """A worker's process ended, and with it all its handlers."""
 
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen(Event):
+    """From `since` to `at` a worker's process was stopped, and its handlers with it."""
+
+    since: float
     worker: str
 
 
@@ -199,7 +211,8 @@ def judge(events: Sequence[Event]) -> Report:
     _judge_acceptance(report, accepted, jobs)
     _judge_ends(report, events, jobs, executions, runs)
     _judge_budgets(report, accepted, executions)
-    _judge_overlaps(report, runs)
+    _judge_overlaps(report, events, runs)
+    _judge_given_up(report, events, runs, executions)
     _judge_repeats(report, events, runs, executions)
     _judge_outcomes(report, events, runs, executions)
     _judge_webhooks(report, events, accepted, jobs)
@@ -293,7 +306,7 @@ def _judge_budgets(
     ]
 
 
-def _judge_overlaps(report: Report, runs: Sequence[Run]) -> None:
+def _judge_overlaps(report: Report, events: Sequence[Event], runs: Sequence[Run]) -> None:
     """P3 and P4: one attempt begins once, and one task never runs twice at once."""
     begun: dict[tuple[int, int], Run] = {}
     for run in runs:
@@ -307,7 +320,7 @@ def _judge_overlaps(report: Report, runs: Sequence[Run]) -> None:
     for of_job in _by_job(runs).values():
         open_until, holder = float("-inf"), of_job[0]
         for run in of_job:
-            if run.began.at < open_until:
+            if run.began.at < open_until and not _slept(events, holder, run.began.at):
                 report.overlapping += 1
                 report.violations.append(
                     f"P4: job {run.began.job_id} began on {run.began.worker} at "
@@ -315,6 +328,37 @@ def _judge_overlaps(report: Report, runs: Sequence[Run]) -> None:
                 )
             if run.over_at > open_until:
                 open_until, holder = run.over_at, run
+
+
+def _judge_given_up(
+    report: Report,
+    events: Sequence[Event],
+    runs: Sequence[Run],
+    executions: dict[str, ExecutionRow],
+) -> None:
+    """P4: a worker has stopped its runs before anybody gives them up, whether they run again."""
+    for run in runs:
+        row = executions.get(run.began.execution_id)
+        if row is None or row.status != "LOST" or row.ended_at is None:
+            continue
+        if run.over_at > row.ended_at + CLOCK_SECONDS and not _slept(events, run, row.ended_at):
+            report.violations.append(
+                f"P4: execution {row.execution_id} of job {row.job_id} was given up at "
+                f"{row.ended_at:.3f} and went on until {run.over_at:.3f} on {run.began.worker}"
+            )
+
+
+def _slept(events: Sequence[Event], run: Run, moment: float) -> bool:
+    """Tell whether a run was frozen at a moment and ended as soon as it woke.
+
+    Nobody can stop a frozen process; all it can do is to look before it goes on.
+    """
+    return any(
+        freeze.worker == run.began.worker
+        and freeze.since <= moment <= freeze.at + WAKE_SECONDS
+        and run.over_at <= freeze.at + WAKE_SECONDS
+        for freeze in _of(events, Frozen)
+    )
 
 
 def _judge_repeats(
@@ -351,6 +395,9 @@ def _judge_outcomes(
     for run in runs:
         row = executions.get(run.began.execution_id)
         if row is None or row.status != "LOST" or run.how not in ("returned", "raised"):
+            continue
+        if run.over_at > (row.ended_at or float("inf")):
+            # It was given up before it ended: whether that was right is P4's.
             continue
         gone_at = died.get(run.began.worker, float("inf"))
         node = run.began.worker.partition("#")[0]

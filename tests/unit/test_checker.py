@@ -12,6 +12,7 @@ from tests.support.checker import (
     Ended,
     Event,
     ExecutionRow,
+    Frozen,
     Healed,
     JobRow,
     RedisTrouble,
@@ -82,6 +83,23 @@ def test_two_runs_at_once_are_found_unless_the_first_died_before() -> None:
     assert found(ACCEPTED, BEGAN, Died(2.4, "w1#a"), second, *ends) == []
     report = judge([ACCEPTED, BEGAN, Died(2.4, "w1#a"), second, *ends])
     assert (report.run_again, report.run_again_after_death) == (1, 1)
+
+
+def test_a_run_that_is_given_up_is_over_by_then_unless_it_slept() -> None:
+    given_up = [
+        ACCEPTED,
+        BEGAN,
+        Ended(6.0, "w1#a", "e1", "stopped"),
+        JobRow(9.0, 7, "r1", "FAILED", "e1", 5.0),
+        Webhook(6.0, "hook-1", 7, "FAILED", "e1", 200),
+        row("e1", "LOST"),
+    ]
+
+    assert found(*given_up) == ["P4"]
+    assert found(*given_up, Frozen(5.5, 2.5, "w1#a")) == []
+    assert found(*given_up, Frozen(5.5, 5.2, "w1#a")) == ["P4"]
+    assert found(*given_up, Frozen(3.0, 2.5, "w1#a")) == ["P4"]
+    assert found(*given_up, Frozen(5.5, 2.5, "w2#b")) == ["P4"]
 
 
 def test_one_attempt_begins_once_and_none_begins_after_success() -> None:
