@@ -40,6 +40,7 @@ class Faults:
             (3, self._cut_from_database),
             (4, self._cut_from_dispatchers),
             (5, self._isolate),
+            (3, self._lose_worker),
             (2, self._stop_redis),
             (1, self._flush_redis),
             (3, self._stop_database),
@@ -150,6 +151,23 @@ class Faults:
         node = self._dice.choice(NODES)
         others = tuple(one for one in (*NODES, "redis", "db", "hook", "caller") if one != node)
         yield from self._cut("isolate", node, others)
+
+    def _lose_worker(self) -> Iterator[float]:
+        """A worker's machine loses its way to the dispatchers, and a while later it dies."""
+        node = self._dice.choice(WORKERS)
+        seconds = self._dice.uniform(4, 14)
+        self._history.fault("lose worker", f"{node} after {seconds:.1f} s")
+        pairs = [(node, other) for other in DISPATCHERS]
+        for pair in pairs:
+            self._cluster.network.cut(*pair)
+        try:
+            yield seconds
+            process = self._cluster.process(node)
+            if process is not None and process.state is State.RUNNING:
+                self._cluster.crash(process, "its machine is gone")
+        finally:
+            for pair in pairs:
+                self._cluster.network.mend(*pair)
 
     def _cut(self, kind: str, node: str, others: tuple[str, ...]) -> Iterator[float]:
         way = self._dice.choice(["both", "both", "out", "in"])

@@ -158,7 +158,7 @@ def _draw_work(dice: random.Random) -> tuple[str, dict[str, Any]]:
     if kind < 0.35:
         return "brief", {"seconds": dice.uniform(0.0, 0.5)}
     if kind < 0.65:
-        return "brief", {"seconds": dice.uniform(2.0, 45.0)}
+        return "brief", {"seconds": dice.uniform(2.0, 60.0)}
     if kind < 0.80:
         how = dice.choice(["error", "error", "retry", "fail"])
         return "flaky", {"seconds": dice.uniform(0, 2), "fails": dice.randrange(1, 4), "how": how}
