@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
@@ -15,7 +15,7 @@ SEEDS_PER_PROCESS: Final = 40
 
 def play_all(
     seeds: Sequence[int], *, processes: int, seconds: float | None = None, bug: str | None = None
-) -> Iterator[Played]:
+) -> Generator[Played, None, None]:
     """Play seeds in order; none is begun after `seconds`. `bug` names one to plant first."""
     until = None if seconds is None else time.time() + seconds
     context = multiprocessing.get_context("spawn")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -60,14 +61,14 @@ def test_the_same_seed_gives_the_same_history_byte_for_byte() -> None:
 )
 def test_a_planted_bug_is_found_within_500_seeds(bug: str, promises: tuple[str, ...]) -> None:
     assert bug in BUGS
-    found = (
-        violation
-        for played in play_all(range(1, WITHIN + 1), processes=PROCESSES, bug=bug)
-        for violation in played.violations
-        if violation.startswith(promises)
-    )
+    with closing(play_all(range(1, WITHIN + 1), processes=PROCESSES, bug=bug)) as all_played:
+        found = any(
+            violation.startswith(promises)
+            for played in all_played
+            for violation in played.violations
+        )
 
-    assert next(found, None) is not None
+    assert found
 
 
 def _history_of(seed: int, hash_seed: str) -> str:
