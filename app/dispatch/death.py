@@ -31,12 +31,30 @@ from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import BEAT, OWED, WAKE
 from app.plumbing.json_text import Unencodable
 from app.plumbing.redis import REDIS_ERRORS
-from oncue.protocol import LEASE_SECONDS, Outcome, WorkerState, run_key, stopping_key
+from oncue.protocol import (
+    GIVEN_UP,
+    LEASE_SECONDS,
+    TOMBSTONE_SECONDS,
+    Outcome,
+    WorkerState,
+    run_key,
+    run_mark,
+    stopping_key,
+)
 
 log = structlog.get_logger(__name__)
 
 CANARY_LIFE_SECONDS: Final = 24 * 3600
+TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
 DELIVERIES_RELEASED: Final = 10_000
+
+
+# The key decides between a late worker and us: who sets it first has the attempt.
+_GIVE_UP: Final = """
+local value = redis.call('GET', KEYS[1])
+if not value then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+return value
+"""
 
 
 class Lease(Enum):
@@ -153,8 +171,12 @@ class Deaths:
         await self._take_back(node.worker_id, estate, f"{reason}, leases gone")
 
     async def _take_back(self, worker_id: str, estate: Estate, reason: str) -> None:
-        """Settle what the dead worker had; a lease that is not gone waits for the next look."""
-        leases = await asyncio.gather(*(self._lease(task) for task in estate.running))
+        """Settle what the dead worker had; a lease that is not gone waits for the next look.
+
+        An attempt without a lease is marked as given up first: if its `/run` is still on the way
+        to a process that is not dead after all, it must find nothing to begin.
+        """
+        leases = await asyncio.gather(*(self._lease(run, give_up=True) for run in estate.running))
         endings = [
             lease if isinstance(lease, Ending) else _lost(task, reason)
             for task, lease in zip(estate.running, leases, strict=True)
@@ -190,7 +212,9 @@ class Deaths:
         if owed:
             self._bus.publish(OWED, [])
 
-    async def _lease(self, run: RunningTask | StoppingRun) -> Lease | Ending:
+    async def _lease(
+        self, run: RunningTask | StoppingRun, *, give_up: bool = False
+    ) -> Lease | Ending:
         """Read a run key: a lease, the outcome of this very execution, or nothing of it.
 
         A lease of whatever boot counts as held: it says that somebody runs this attempt.
@@ -199,13 +223,17 @@ class Deaths:
         if isinstance(run, StoppingRun):
             key = stopping_key(key)
         try:
-            value = await self._redis.get(key)
+            value: object = await (
+                self._redis.eval(_GIVE_UP, 1, key, run_mark(GIVEN_UP, GIVEN_UP), TOMBSTONE_MS)
+                if give_up
+                else self._redis.get(key)
+            )
         except REDIS_ERRORS:
             return Lease.UNREADABLE
         if value is None:
             return Lease.GONE
-        _boot_id, execution_id, outcome = str(value).split(" ", 2)
-        if not outcome:
+        boot_id, execution_id, outcome = str(value).split(" ", 2)
+        if not outcome and boot_id != GIVEN_UP:
             return Lease.HELD
         if execution_id != run.execution_id:
             return Lease.GONE
