@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -49,12 +50,16 @@ TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
 DELIVERIES_RELEASED: Final = 10_000
 
 
-# The key decides between a late worker and us: who sets it first has the attempt.
-_GIVE_UP: Final = """
+# An absent lease means something only in a Redis whose canary lives: both are read in one step,
+# for between two steps it may be flushed. The key decides between a late worker and us: who sets
+# it first has the attempt.
+_READ_LEASE: Final = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return '?' end
 local value = redis.call('GET', KEYS[1])
-if not value then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+if not value and ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
 return value
 """
+_FLUSHED: Final = "?"
 
 
 class Lease(Enum):
@@ -82,6 +87,7 @@ class Deaths:
         self._bus = ground.bus
         self._metrics = ground.metrics
         self._prefix = ground.settings.redis_prefix
+        self._canary_key = f"{self._prefix}:canary"
         self._stall_ms = ground.settings.stall_seconds * 1000
         self._prober = prober
         self._settler = settler
@@ -95,7 +101,7 @@ class Deaths:
 
     async def watch_redis(self) -> None:
         """Follow the canary: a flushed or replaced Redis has lost it."""
-        key = f"{self._prefix}:canary"
+        key = self._canary_key
         try:
             found = await self._redis.get(key)
             if found is None:
@@ -222,13 +228,13 @@ class Deaths:
         key = run_key(self._prefix, run.job_id, run.trigger_ts)
         if isinstance(run, StoppingRun):
             key = stopping_key(key)
-        try:
-            value: object = await (
-                self._redis.eval(_GIVE_UP, 1, key, run_mark(GIVEN_UP, GIVEN_UP), TOMBSTONE_MS)
-                if give_up
-                else self._redis.get(key)
+        mark = run_mark(GIVEN_UP, GIVEN_UP) if give_up else ""
+        value: object = _FLUSHED
+        with suppress(*REDIS_ERRORS):
+            value = await self._redis.eval(
+                _READ_LEASE, 2, key, self._canary_key, self._canary or "", mark, TOMBSTONE_MS
             )
-        except REDIS_ERRORS:
+        if value == _FLUSHED:
             return Lease.UNREADABLE
         if value is None:
             return Lease.GONE

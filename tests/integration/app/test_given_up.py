@@ -49,7 +49,22 @@ async def test_a_lease_that_was_taken_in_the_last_moment_keeps_the_run(
         assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
 
 
+async def test_a_lease_that_is_absent_since_a_flush_is_not_gone(migrated_engine: Engine) -> None:
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database)
+        key = run_key(migrated_engine.redis_prefix, run.job_id, run.trigger_ts)
+        deaths = here.parts.recovery._deaths
+        await deaths.watch_redis()
+        # The flush comes after the look at the canary, and before the look at the lease.
+        await here.parts.ground.redis.delete(f"{migrated_engine.redis_prefix}:canary")
+        running = await here.database.read(lambda one: read_running(one, here.database))
+        await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
+        assert await here.parts.ground.redis.get(key) is None
+        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
+
+
 async def _take_back(here: Door) -> None:
     running = await here.database.read(lambda connection: read_running(connection, here.database))
     deaths = here.parts.recovery._deaths
+    await deaths.watch_redis()
     await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
