@@ -6,7 +6,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check verify generate release-api lock clean
+.PHONY: help up test simulate check verify generate release-api lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,10 @@ up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ 
 test: ## Run the whole test suite; ARGS="-k name" is passed to pytest
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each over ten minutes of faults in seconds
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),1)
 
 check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	@tools/bootstrap dev

@@ -95,9 +95,8 @@ class Parts:
     clock_loop: Loop
 
 
-def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
+def build_parts(ground: Ground) -> Parts:
     """Build and connect the parts; nothing is opened or started yet."""
-    ground = lay_ground(settings, internal_token=tokens.sent)
     fleet = LiveFleet(ground)
     settler = Settler(ground)
     lock = DispatchLock(ground)
@@ -190,10 +189,13 @@ async def stop_parts(parts: Parts) -> None:
     await parts.ground.close()
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Return the dispatcher's application; its lifespan starts and stops the parts."""
+def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
+    """Return the dispatcher's application; its lifespan starts and stops the parts.
+
+    `ground` is what the parts stand on, if not on what the settings name.
+    """
     tokens = InternalTokens(settings.internal_token.get_secret_value())
-    parts = build_parts(settings, tokens)
+    parts = build_parts(ground or lay_ground(settings, internal_token=tokens.sent))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -41,6 +41,8 @@ LATEST_TIME: Final = 253_402_300_799_999
 
 LEASE_SECONDS: Final = 15.0
 """Life of a run lease, and the age of a heartbeat from which a worker may be doubted."""
+LATEST_RUN_SECONDS: Final = 10.0
+"""How old a `/run` request may be: its worker may have been frozen, and declared dead meanwhile."""
 TOMBSTONE_SECONDS: Final = 600.0
 """How long an outcome stays readable under its run key: longer than any send can be late."""
 
@@ -53,6 +55,13 @@ def run_key(prefix: str, job_id: int, trigger_ts: int) -> str:
 def stopping_key(key: str) -> str:
     """Name the lease of a run that goes on while its end is stored under its run key."""
     return f"{key}:stopping"
+
+
+GIVEN_UP: Final = "given-up"
+"""Stands for boot and execution under the run key of an attempt whose worker was declared dead.
+
+A `/run` that waited in the socket of a frozen process finds the attempt taken when that wakes.
+"""
 
 
 def run_mark(boot_id: str, execution_id: str) -> str:
@@ -110,6 +119,9 @@ class RunRequest(Message):
         None, description="Whom the runs are for: another boot at its address refuses them (421)."
     )
     term: Int64 = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
+    sent_at: Int64 | None = Field(
+        None, description="When it was sent; one that is older than 10 s begins nothing (503)."
+    )
     runs: list[Run] = Field(max_length=MAX_RUNS_PER_REQUEST)
 
 

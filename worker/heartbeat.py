@@ -26,7 +26,6 @@ from oncue.protocol import (
 from oncue.protocol import Held as HeldExecution
 from worker.clock import DatabaseClock, boot_seconds
 from worker.cost import RecentCost
-from worker.cpu import CpuIdle
 from worker.held import Held, Terms
 from worker.liveness import Liveness
 from worker.offered import Offer
@@ -70,8 +69,14 @@ class BeatFailed(Exception):
 class BeatSender:
     """A blocking client with one connection, to the first dispatcher that answers 200."""
 
-    def __init__(self, urls: Sequence[str], token: str | None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: str | None,
+        connect: Callable[[str], http.client.HTTPConnection] | None = None,
+    ) -> None:
         self._urls = urls
+        self._connect = connect or _connection_to
         self._current = 0
         self._connection: http.client.HTTPConnection | None = None
         self._headers = {"content-type": "application/json"}
@@ -117,7 +122,7 @@ class BeatSender:
 
     def _exchange(self, url: str, body: bytes) -> tuple[int, bytes]:
         if self._connection is None:
-            self._connection = _connection_to(url)
+            self._connection = self._connect(url)
         path = urlsplit(url).path.rstrip("/") + HEARTBEAT_PATH
         self._connection.request("POST", path, body, self._headers)
         response = self._connection.getresponse()
@@ -150,6 +155,7 @@ class Beats(threading.Thread):
         terms: Terms,
         clock: DatabaseClock,
         cost: RecentCost,
+        cpu_idle_percent: Callable[[], float],
         held_deliveries: Callable[[], list[str]],
         unwanted: Callable[[list[str]], None],
         failed: Callable[[], None],
@@ -167,7 +173,7 @@ class Beats(threading.Thread):
         self._unwanted = unwanted
         self._failed = failed
         self._again = again
-        self._cpu = CpuIdle()
+        self._cpu_idle_percent = cpu_idle_percent
         self._now = threading.Event()
         self._last = threading.Event()
         self._silent = False
@@ -247,7 +253,7 @@ class Beats(threading.Thread):
 
     def _describe(self) -> Heartbeat:
         # First, because the first measurement takes a while: the counts below must be fresh.
-        cpu_idle_percent = self._cpu.percent()
+        cpu_idle_percent = self._cpu_idle_percent()
         identity, held, last = self._identity, self._held, self._last.is_set()
         return Heartbeat(
             worker_id=identity.worker_id,

@@ -7,6 +7,7 @@ import contextlib
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -16,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from oncue._platform import Opened, PlatformUnavailable, modules_for_children
 from oncue.handlers import RegisteredHandler
 from worker.main import create_app, http_server, listen
+from worker.outside import reach_outside
 from worker.parts import Parts
 from worker.settings import WorkerSettings
 
@@ -62,7 +64,11 @@ async def open_worker(
             "handlers": modules_for_children(handlers.values()),
         }
     )
-    app = create_app(settings, handlers=handlers, exit_process=_stay)
+    app = create_app(
+        settings,
+        handlers=handlers,
+        outside=lambda: replace(reach_outside(settings), exit_process=_stay),
+    )
     server = http_server(app)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     parts: Parts | None = None

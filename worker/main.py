@@ -27,6 +27,7 @@ from oncue.handlers import REGISTRY, RegisteredHandler
 from worker.guard import Guard
 from worker.logs import configure_logs
 from worker.offered import HandlersNotLoaded, import_handlers
+from worker.outside import Outside
 from worker.parts import Parts, open_parts
 from worker.problems import PROBLEM_SCHEMA, install_problems
 from worker.routes import guarded, opened
@@ -45,18 +46,18 @@ def create_app(
     settings: WorkerSettings,
     *,
     handlers: Mapping[str, RegisteredHandler] = REGISTRY,
-    exit_process: Callable[[int], None] = os._exit,
+    outside: Callable[[], Outside] | None = None,
 ) -> FastAPI:
     """Build the app; its parts are opened and closed by its lifespan.
 
-    `handlers` are offered beside the built-in ones. `exit_process` is the last way to end a run
-    that cannot be stopped.
+    `handlers` are offered beside the built-in ones. `outside` opens the connections in the event
+    loop, if not as the settings say.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         import_handlers(settings.handlers)
-        async with open_parts(settings, handlers, exit_process) as parts:
+        async with open_parts(settings, handlers, outside() if outside else None) as parts:
             app.state.parts = parts
             log.info(
                 "worker started",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,18 +19,17 @@ from worker.capture import catching
 from worker.clock import DatabaseClock
 from worker.cost import RecentCost
 from worker.deliver import Deliverer
-from worker.dispatchers import Dispatchers
-from worker.egress import Egress
 from worker.execute import CUT_OFF, LEASE_LOST, SHUT_DOWN, UNWANTED, Executor
 from worker.handlers.built_in import built_in_handlers
-from worker.heartbeat import Beats, BeatSender, Identity
+from worker.heartbeat import Beats, Identity
 from worker.held import Execution, Held, Phase, Terms
 from worker.isolate import kill_group
-from worker.lease import Leases, connect_redis
+from worker.lease import Leases
 from worker.liveness import Liveness, Watchdog
 from worker.metrics import Metrics
 from worker.offered import describe_offer, offer
 from worker.outcome import RunTimes, encode_outcome
+from worker.outside import Outside, reach_outside
 from worker.renew import Renewal
 from worker.report import Reporter
 from worker.run import Intake
@@ -129,19 +127,18 @@ class Parts:
 async def open_parts(
     settings: WorkerSettings,
     handlers: Mapping[str, RegisteredHandler] = REGISTRY,
-    exit_process: Callable[[int], None] = os._exit,
+    outside: Outside | None = None,
 ) -> AsyncIterator[Parts]:
     """Start a worker's parts and close them at the end.
 
     `handlers` are offered beside the built-in ones; the modules that register them must have
-    been imported before.
+    been imported before. `outside` is closed here too.
     """
     loop = asyncio.get_running_loop()
-    tokens = [token.get_secret_value() for token in settings.internal_token]
-    token = tokens[0] if tokens else None
+    outside = outside or reach_outside(settings)
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
 
-    egress = Egress(settings.egress_allow)
+    egress = outside.egress
     offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {}, handlers)
     identity = Identity(
         name=settings.name,
@@ -155,8 +152,8 @@ async def open_parts(
     held = Held(settings.worker_capacity)
     terms, clock, cost, metrics = Terms(), DatabaseClock(), RecentCost(), Metrics()
     liveness = Liveness(has_runs=lambda: bool(held.running()))
-    leases = Leases(connect_redis(settings.redis_url))
-    dispatchers = Dispatchers(settings.dispatcher_url, token)
+    leases = Leases(outside.redis)
+    dispatchers = outside.dispatchers
 
     # The last two are made after those that tell them something: nothing is told before the end.
     def tried(result: DeliveryResult) -> None:
@@ -204,19 +201,20 @@ async def open_parts(
     )
     beats = Beats(
         identity,
-        BeatSender(settings.dispatcher_url, token),
+        outside.beat_sender,
         held,
         liveness=liveness,
         terms=terms,
         clock=clock,
         cost=cost,
+        cpu_idle_percent=outside.cpu_idle_percent,
         held_deliveries=deliverer.held_ids,
         unwanted=lambda ids: _ask(loop, parts.drop_unwanted, ids),
         failed=metrics.beat_failures.inc,
         again=shipper.dispatcher_is_back,
     )
     renewal = Renewal(
-        settings.redis_url,
+        outside.blocking_redis,
         held,
         liveness,
         lost=lambda execution: _ask(loop, parts.lose_lease, execution),
@@ -245,7 +243,7 @@ async def open_parts(
         liveness,
         stop_runs=lambda runs: _ask(loop, parts.stop_cut_off, runs),
         kill_children=parts.kill_children,
-        exit_process=exit_process,
+        exit_process=outside.exit_process,
     )
     _watch_numbers(parts)
     store.start()
