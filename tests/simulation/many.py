@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
 from tests.simulation.play import Played, play
@@ -20,20 +19,14 @@ def play_all(
     until = None if seconds is None else time.time() + seconds
     context = multiprocessing.get_context("spawn")
     # A thread that never ends keeps its stack for ever, and each simulation leaves some.
-    with ProcessPoolExecutor(
-        processes, mp_context=context, max_tasks_per_child=SEEDS_PER_PROCESS
-    ) as pool:
-        waiting = [pool.submit(_play_in_time, seed, until, bug) for seed in seeds]
-        try:
-            for one in waiting:
-                played = one.result()
-                if played is not None:
-                    yield played
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with context.Pool(processes, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
+        for played in pool.imap(_play_in_time, [(seed, until, bug) for seed in seeds]):
+            if played is not None:
+                yield played
 
 
-def _play_in_time(seed: int, until: float | None, bug: str | None) -> Played | None:
+def _play_in_time(asked: tuple[int, float | None, str | None]) -> Played | None:
+    seed, until, bug = asked
     if until is not None and time.time() > until:
         return None
     return play(seed, bug=bug)
