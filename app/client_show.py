@@ -72,6 +72,7 @@ def show_job(job: Job) -> None:
         ("next run", when(job.next_trigger_time) or None),
         ("expires", (when(job.expires_at) or None) if job.finished_at is None else None),
         ("finished", when(job.finished_at) or None),
+        ("callback", job.callback_url),
         ("params", None if job.params is None else json_line(job.params)),
         ("progress", None if job.progress is None else _progress(job.progress)),
         ("result", json_line(job.result) if job.succeeded else None),
