@@ -125,6 +125,7 @@ def worker(
 @app.command(epilog=examples("oncue migrate"))
 def migrate(as_json: AsJson = False) -> None:
     """Bring the database's schema up to date; nothing else needs to run."""
+    from sqlalchemy.engine import make_url
     from sqlalchemy.exc import SQLAlchemyError
 
     from app.migrate import MigrationBusy
@@ -140,7 +141,8 @@ def migrate(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"schemaRevision": revision}))
     else:
-        typer.echo(f"schema revision {revision}: up to date")
+        where = make_url(settings.database_url).render_as_string()  # without its password
+        typer.echo(f"schema revision {revision}: up to date in {where}")
 
 
 @app.command(

@@ -122,7 +122,7 @@ def submit(
     request_id: Annotated[
         str | None, typer.Option(help="The idempotency key; drawn when left out.")
     ] = None,
-    run_at: Annotated[str | None, typer.Option(help="When, as 2030-01-31T09:00:00+01:00.")] = None,
+    run_at: Annotated[str | None, typer.Option(help="When, as 2030-01-31T09:00:00Z.")] = None,
     delay: Annotated[float | None, typer.Option(help="Seconds from now.", min=0)] = None,
     priority: Annotated[int | None, typer.Option(help="0 to 9, 9 first.", min=0, max=9)] = None,
     max_retry: Annotated[int | None, typer.Option(help="Attempts after the first.", min=0)] = None,
@@ -594,7 +594,9 @@ def drain(
 
 def _the_one(job_id: int | None, asked: bulk.Asked) -> int | None:
     """Return the one job that is meant, None for many; ends the command when it is not clear."""
-    if (job_id is None) == (not asked.where):
+    if job_id is not None and asked.where:
+        _end(BAD_USAGE, f"give a job's id or --where, not both; see `oncue {asked.action} --help`")
+    if job_id is None and not asked.where:
         _end(
             BAD_USAGE,
             "give a job's id, or --where NAME=VALUE for all that match; "
@@ -671,7 +673,7 @@ def talking(url: str | None, api_key: str | None) -> Iterator[Client]:
     except Unauthorized as error:
         _end(SERVER_REFUSED, f"set ONCUE_API_KEY to a key that the server knows ({error.code})")
     except ApiError as error:
-        _end(SERVER_REFUSED, str(error))
+        _end(SERVER_REFUSED, show.refusal(error))
     except Unavailable as error:
         again = (
             "" if error.request_id is None else f"; repeat it with --request-id {error.request_id}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from app.schedules.preview import Fire
+    from oncue import ApiError
     from oncue.results import (
         Callback,
         Execution,
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 WIDE: Final = 100_000
 """Columns where no terminal is: nothing that goes into a pipe is cut."""
-TIMES: Final = frozenset({"CREATED", "FINISHED OR NEXT", "LAST BEAT", "STARTED"})
+WHOLE: Final = frozenset({"CREATED", "FINISHED OR NEXT", "LAST BEAT", "STARTED", "STATE", "STATUS"})
+"""Columns that are never folded: a time or a state in two lines cannot be read."""
 COLOUR_OF: Final = {
     "SUCCEEDED": "green",
     "UP": "green",
@@ -70,6 +72,7 @@ def show_job(job: Job) -> None:
         ("next run", when(job.next_trigger_time) or None),
         ("expires", (when(job.expires_at) or None) if job.finished_at is None else None),
         ("finished", when(job.finished_at) or None),
+        ("callback", job.callback_url),
         ("params", None if job.params is None else json_line(job.params)),
         ("progress", None if job.progress is None else _progress(job.progress)),
         ("result", json_line(job.result) if job.succeeded else None),
@@ -222,6 +225,15 @@ def json_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def refusal(error: ApiError) -> str:
+    """Say why the server refused, with every fault: its document is not at hand on a terminal."""
+    faults = error.problem.get("errors", ())
+    if len(faults) < 2:
+        return str(error)
+    named = (f"{one['pointer'].strip('/') or 'the body'}: {one['detail']}" for one in faults)
+    return f"{'; '.join(named)} ({error.code})"
+
+
 def printable(text: str) -> str:
     """Escape what could move a terminal's cursor or hide other text."""
     return "".join(
@@ -284,8 +296,7 @@ def print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        # On a narrow terminal names fold; a time in two lines cannot be read.
-        whole = not console.is_terminal or name in TIMES
+        whole = not console.is_terminal or name in WHOLE
         table.add_column(name, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(_text(cell) for cell in row))

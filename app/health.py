@@ -63,6 +63,9 @@ def health_routes(checks: dict[str, Check], metrics: Callable[[], Awaitable[byte
         """Return all metrics in the Prometheus text format."""
         return Response(await metrics(), media_type=CONTENT_TYPE_LATEST)
 
+    # Load balancers may ask with HEAD.
+    for path, answer in (("/healthz", healthz), ("/readyz", readyz), ("/metrics", get_metrics)):
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
     return router
 
 

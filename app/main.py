@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 from fastapi_standalone_docs import StandaloneDocs
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -254,6 +255,12 @@ def _bare_app(lifespan: Any) -> FastAPI:
         redoc_url=None,
     )
     StandaloneDocs(app=app)
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        """Lead a browser to the documentation."""
+        return RedirectResponse("docs")
+
     install_problems(app)
     app.add_middleware(CompressDocuments)
     app.add_middleware(RequestEdge, limits=_BODY_LIMITS)

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
@@ -18,6 +20,8 @@ from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 SHUTDOWN_MARGIN_SECONDS = 5
 BACKLOG = 2048
@@ -34,6 +38,13 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture nothing."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port and say so: who starts a dispatcher must see that it serves, and where."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            log.info("listening", host=host, port=port)
 
 
 async def serve(

@@ -726,7 +726,11 @@ class AsyncClient:
 
 
 def _id(job: int | Job) -> int:
-    return job if isinstance(job, int) else job.job_id
+    if isinstance(job, int):
+        return job
+    if not isinstance(job, Job):
+        raise TypeError(f"a Job or its id is needed, not {job!r:.100}")
+    return job.job_id
 
 
 def _operation_id(operation: str | BulkOperation) -> str:

@@ -98,6 +98,10 @@ class Job(Result):
     status: str
     attempt: int = 0
     max_retry: int = 0
+    retry_interval_seconds: float | None = None
+    retry_backoff: str | None = None
+    timeout_ms: int | None = None
+    callback_url: str | None = None
     priority: int = 5
     next_trigger_time: Moment | None = None
     expires_at: Moment | None = None

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import structlog
 
+import oncue.handlers
 from oncue.handlers import Context
 from oncue.output import LogOutput
 from worker.capture import CURRENT
@@ -29,6 +30,8 @@ from worker.verdict import Verdict, judge_error, judge_value
 CLEANUP_SECONDS: Final = 3.0
 """How long a cancelled coroutine or a killed child may take before it counts as unstoppable."""
 LONGEST_TIMER_SECONDS: Final = 366 * 86_400.0
+
+_OURS: Final = frozenset({__file__, oncue.handlers.__file__})
 
 log = structlog.get_logger(__name__)
 
@@ -207,7 +210,7 @@ class Executor:
             trace = error if verdict.code == "handler_error" else None
             log.warning("the handler failed", code=verdict.code, exc_info=trace)
             if trace is not None and execution.log is not None:
-                execution.log.add("error", "log", _trace(error), {"logger": "oncue.handler"})
+                execution.log.add("error", "log", handler_trace(error), {"logger": "oncue.handler"})
         return verdict
 
     def _context(self, execution: Execution) -> Context:
@@ -230,9 +233,15 @@ class Executor:
         )
 
 
-def _trace(error: BaseException) -> str:
+def handler_trace(error: BaseException) -> str:
+    """Write the traceback of a handler's error from its own first frame on."""
     try:
-        return "the handler failed\n" + "".join(traceback.format_exception(error)).rstrip()
+        # Who reads it looks for the handler's lines: ours that called it are left out.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+            trace = trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+        return "the handler failed\n" + "".join(lines).rstrip()
     except Exception:  # noqa: BLE001 (a broken __str__ must not hide that the handler failed)
         return f"the handler failed with {type(error).__name__}"
 

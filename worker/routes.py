@@ -124,3 +124,8 @@ async def readyz(parts: Running) -> Response:
 async def metrics(parts: Running) -> Response:
     """The worker's numbers, in the text format of Prometheus."""
     return Response(parts.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+# Load balancers may ask with HEAD.
+for _path, _answer in (("/healthz", healthz), ("/readyz", readyz), ("/metrics", metrics)):
+    opened.add_api_route(_path, _answer, methods=["HEAD"], include_in_schema=False)

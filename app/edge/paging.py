@@ -7,7 +7,7 @@ import binascii
 import json
 from typing import Final
 
-from app.edge.problems import Problem
+from app.edge.problems import Problem, invalid
 
 MAX_LIMIT: Final = 200
 DEFAULT_LIMIT: Final = 50
@@ -86,6 +86,4 @@ def decode_end(cursor: str | None) -> tuple[int, int] | None:
 
 
 def _foreign() -> Problem:
-    return Problem(
-        "validation_failed", "cursor: use the nextCursor of an earlier answer, unchanged"
-    )
+    return invalid("use the nextCursor of an earlier answer, unchanged", "/cursor")

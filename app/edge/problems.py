@@ -131,15 +131,27 @@ def validation_problem(errors: list[Any]) -> Problem:
     found = []
     for error in errors[:20]:
         where = [part for part in error["loc"] if part not in ("body", "query", "path")]
-        found.append(
-            {
-                "pointer": "/" + "/".join(_escape(str(part)) for part in where),
-                "detail": _sentence(error),
-            }
-        )
-    first = found[0] if found else {"pointer": "/", "detail": "the request is not valid"}
-    name = first["pointer"].strip("/") or "the body"
-    return Problem("validation_failed", f"{name}: {first['detail']}", errors=found)
+        found.append({"pointer": pointer_to(*where), "detail": _sentence(error)})
+    first = found[0] if found else {"pointer": "", "detail": "the request is not valid"}
+    detail = f"{_named(first['pointer'])}: {first['detail']}{and_more(len(errors))}"
+    return Problem("validation_failed", detail, errors=found)
+
+
+def invalid(detail: str, *pointers: str) -> Problem:
+    """Return the `validation_failed` of what the pointers name; an empty one is the whole body."""
+    named = " and ".join(_named(pointer) for pointer in pointers)
+    errors = [{"pointer": pointer, "detail": detail} for pointer in pointers]
+    return Problem("validation_failed", f"{named}: {detail}", errors=errors)
+
+
+def pointer_to(*parts: object) -> str:
+    """Write where a field is as a JSON pointer (RFC 6901); without parts: the whole body."""
+    return "".join(f"/{_escape(str(part))}" for part in parts)
+
+
+def and_more(faults: int) -> str:
+    """End a sentence that names the first of several faults."""
+    return f" and {faults - 1} more: see errors" if faults > 1 else ""
 
 
 def install_problems(app: FastAPI) -> None:
@@ -269,6 +281,10 @@ _SENTENCES: Final = {
 def _sentence(error: Any) -> str:
     known = _SENTENCES.get(error.get("type", ""))
     return known or _printable(error["msg"].removeprefix("Value error, "))
+
+
+def _named(pointer: str) -> str:
+    return pointer.strip("/") or "the body"
 
 
 def _escape(part: str) -> str:

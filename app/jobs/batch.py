@@ -8,7 +8,7 @@ from typing import Any, Final
 import structlog
 
 from app.access.keys import Caller
-from app.edge.problems import STATUS_OF, Problem
+from app.edge.problems import STATUS_OF, Problem, invalid
 from app.jobs.submit import Checked, Submitter, parse_object
 from app.plumbing.database import DatabaseUnavailable
 
@@ -39,17 +39,15 @@ def _envelope(body: bytes) -> list[Any]:
     envelope = parse_object(body)
     jobs = envelope.get("jobs")
     if envelope.keys() != {"jobs"} or not isinstance(jobs, list):
-        raise Problem("validation_failed", 'jobs: send {"jobs": [...]} and nothing else')
+        raise invalid('send {"jobs": [...]} and nothing else', "/jobs")
     if not 1 <= len(jobs) <= MAX_JOBS:
-        raise Problem(
-            "validation_failed", f"jobs: send 1 to {MAX_JOBS} in one batch, not {len(jobs)}"
-        )
+        raise invalid(f"send 1 to {MAX_JOBS} in one batch, not {len(jobs)}", "/jobs")
     return jobs
 
 
 async def _check(submitter: Submitter, caller: Caller, sent: Any) -> Checked | Problem:
     if not isinstance(sent, dict):
-        return Problem("validation_failed", "each of jobs must be an object")
+        return invalid("each of jobs must be an object", "")
     try:
         return await submitter.check(caller, sent)
     except Problem as problem:

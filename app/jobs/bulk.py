@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.paging import decode_cursor, encode_cursor
-from app.edge.problems import Problem, validation_problem
+from app.edge.problems import Problem, invalid, validation_problem
 from app.ground import Ground
 from app.jobs.bulk_schemas import BulkFilter, SubmitBulk
 from app.jobs.digest import differing_fields, request_digest
@@ -37,6 +37,10 @@ from app.plumbing.bus import BULK
 from app.plumbing.json_text import Unencodable
 from app.plumbing.times import epoch_ms, rfc3339
 
+EMPTY_FILTER: Final = (
+    "send at least one of status, handler, namePrefix, label and a range of times; "
+    "a bulk action without a filter would meet every job."
+)
 MOST_COUNTED: Final = 10_000
 """A count ends here, or after so many pages of a walk, and says that there may be more."""
 MOST_PAGES: Final = 40
@@ -181,29 +185,28 @@ class BulkDesk:
         ):
             raise Problem(
                 "empty_filter",
-                "filter: send at least one of status, handler, namePrefix, label and a range of "
-                "times; a bulk action without a filter would meet every job.",
+                f"filter: {EMPTY_FILTER}",
+                errors=[{"pointer": "/filter", "detail": EMPTY_FILTER}],
             )
         try:
             request = SubmitBulk.model_validate(sent)
         except ValidationError as error:
             raise validation_problem(list(error.errors(include_url=False))) from None
         if request.rate_per_second is not None and request.rate_per_second > self._most:
-            raise Problem("validation_failed", f"ratePerSecond: at most {self._most:g}")
+            raise invalid(f"at most {self._most:g}", "/ratePerSecond")
         possible = verb_sources(request.action)
         status = request.filter.status
         words = ", ".join(one.name for one in sorted(possible))
         if status is not None and JobStatus[status] not in possible:
-            raise Problem(
-                "validation_failed",
-                f"filter/status: {request.action} is not possible for a {status} job; "
-                f"it is for {words}",
+            raise invalid(
+                f"{request.action} is not possible for a {status} job; it is for {words}",
+                "/filter/status",
             )
         if request.filter.by_finish and not scope_of(request.action, request.filter).statuses:
-            raise Problem(
-                "validation_failed",
-                f"filter: a job that has finished allows no {request.action}, so a range of "
-                "finishing goes with retry alone",
+            raise invalid(
+                f"a job that has finished allows no {request.action}, so a range of finishing "
+                "goes with retry alone",
+                "/filter",
             )
         return request
 
@@ -306,7 +309,7 @@ def _digest(sent: dict[str, Any]) -> str:
     try:
         return request_digest(sent)
     except Unencodable:
-        raise Problem("validation_failed", "the request: text must be Unicode") from None
+        raise invalid("text must be Unicode", "") from None
 
 
 def _filter_view(narrowed: BulkFilter) -> dict[str, str]:

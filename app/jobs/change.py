@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
-from app.edge.problems import Problem, validation_problem
+from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.announce import announce
@@ -204,9 +204,9 @@ def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | Too
                 jobId=job_id,
             )
         case TooFew():
-            return Problem(
-                "validation_failed",
-                f"maxRetry: {answer.attempts} attempts have begun, so at least {answer.attempts}",
+            return invalid(
+                f"{answer.attempts} attempts have begun, so at least {answer.attempts}",
+                "/maxRetry",
             )
         case _:
             assert_never(answer)

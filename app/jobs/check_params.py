@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.edge.problems import Problem
+from app.edge.problems import Problem, and_more
 from app.fleet.live import LiveFleet
 from app.plumbing.database import DatabaseUnavailable
 
@@ -28,9 +28,8 @@ async def refused_params(
     if not faults:
         return None
     first = faults[0]
-    more = f" and {len(faults) - 1} more: see errors" if len(faults) > 1 else ""
     return Problem(
         "params_invalid",
-        f"{first.pointer.strip('/')}: {first.detail}{more}",
+        f"{first.pointer.strip('/')}: {first.detail}{and_more(len(faults))}",
         errors=[{"pointer": one.pointer, "detail": one.detail} for one in faults],
     )

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
 from app.access.keys import Caller
-from app.edge.problems import Problem
+from app.edge.problems import Problem, invalid
 from app.edge.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, finished, news_or_silence, sse_event
 from app.jobs.look import find_job
 from app.jobs.views import job_view
@@ -43,9 +43,7 @@ def read_stamp(last_event_id: str | None) -> Stamp | None:
         return None
     found = _ID.fullmatch(last_event_id) if last_event_id.isascii() else None
     if found is None:
-        raise Problem(
-            "validation_failed", "Last-Event-ID: send the id of an event of this stream, unchanged"
-        )
+        raise invalid("send the id of an event of this stream, unchanged", "/Last-Event-ID")
     return Stamp(*map(int, found.groups()))
 
 

@@ -17,7 +17,7 @@ from app.edge.paging import (
     encode_end,
     encode_place,
 )
-from app.edge.problems import Problem
+from app.edge.problems import invalid, pointer_to
 from app.jobs.look import no_such_job
 from app.jobs.schemas import RFC3339
 from app.jobs.views import listed_job_view
@@ -117,16 +117,15 @@ def filter_of(query: Mapping[str, list[str]]) -> JobFilter:
     """
     for name, values in query.items():
         if len(values) > 1:
-            raise Problem("validation_failed", f"{name}: send it once; {COMBINATIONS}")
+            raise invalid(f"send it once; {COMBINATIONS}", pointer_to(name))
     asked = query.keys() - set(_OTHERS)
     if not any(asked <= set(together) for together in OFFERED):
         unknown = sorted(asked - {name for together in OFFERED for name in together})
-        named = unknown[0] if unknown else " and ".join(sorted(asked))
-        raise Problem("validation_failed", f"{named}: {COMBINATIONS}")
+        raise invalid(COMBINATIONS, *map(pointer_to, unknown[:1] or sorted(asked)))
     given = {name: query[name][0] for name in FILTERS if name in query}
     for name, value in given.items():
         if not 1 <= len(value) <= 256 or "\0" in value:
-            raise Problem("validation_failed", f"{name}: 1 to 256 characters")
+            raise invalid("1 to 256 characters", pointer_to(name))
     return JobFilter(
         status=_status(given.get("status")),
         handler=given.get("handler"),
@@ -147,7 +146,7 @@ def _status(word: str | None) -> JobStatus | None:
         return JobStatus[word]
     except KeyError:
         words = ", ".join(status.name for status in JobStatus)
-        raise Problem("validation_failed", f"status: one of {words}") from None
+        raise invalid(f"one of {words}", "/status") from None
 
 
 def _label(text: str | None) -> tuple[str, str] | None:
@@ -155,7 +154,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
         return None
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise Problem("validation_failed", "label: name=value")
+        raise invalid("name=value", "/label")
     return name, value
 
 
@@ -171,7 +170,7 @@ def _moment(query: Mapping[str, list[str]], name: str) -> int | None:
         if not 1970 <= moment.astimezone(UTC).year <= 2200:
             raise ValueError(text)
     except (ValueError, OverflowError):
-        raise Problem(
-            "validation_failed", f"{name}: RFC 3339 with an offset, as 2026-01-31T09:00:00Z"
+        raise invalid(
+            "RFC 3339 with an offset, as 2026-01-31T09:00:00Z", pointer_to(name)
         ) from None
     return epoch_ms(moment)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.paging import decode_cursor, encode_cursor
-from app.edge.problems import Problem
+from app.edge.problems import Problem, invalid
 from app.edge.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, finished, news_or_silence, sse_event
 from app.jobs.views import line_view
 from app.jobs.watch import Streams
@@ -105,9 +105,7 @@ def last_seq(last_event_id: str | None) -> int:
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 16):
-        raise Problem(
-            "validation_failed", "Last-Event-ID: send the id of an event of this stream, unchanged"
-        )
+        raise invalid("send the id of an event of this stream, unchanged", "/Last-Event-ID")
     return int(last_event_id)
 
 

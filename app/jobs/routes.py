@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app.access.keys import ApiKeys, Caller
 from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
-from app.edge.problems import Problem, problem_answers
+from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
 from app.jobs.batch import submit_batch
@@ -135,9 +135,7 @@ def job_routes(
     ) -> Response:
         """Return a job with its newest executions; with `wait`, once it has ended."""
         if wait > settings.long_poll_seconds:
-            raise Problem(
-                "validation_failed", f"wait: at most {settings.long_poll_seconds:g} seconds"
-            )
+            raise invalid(f"at most {settings.long_poll_seconds:g} seconds", "/wait")
         job = await look_at_job(database, waiters, caller, job_id, wait_seconds=wait)
         return json_answer(job, 200, job_headers(job))
 

@@ -226,6 +226,10 @@ class Job(_Wire):
     status: StatusWord
     attempt: int = Field(description="Attempts begun so far; at most maxRetry + 1.")
     max_retry: int
+    retry_interval_seconds: float
+    retry_backoff: Literal["fixed", "exponential"]
+    timeout_ms: Int64 | None = Field(description="Of each attempt; null is the server's default.")
+    callback_url: str | None
     priority: int
     next_trigger_time: Timestamp | None
     expires_at: Timestamp | None = Field(description="When it fails unless an attempt has begun.")

@@ -13,7 +13,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
-from app.edge.problems import Problem, validation_problem
+from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.check_params import refused_params
@@ -29,6 +29,9 @@ from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.json_text import Unencodable, plain_json
 from app.plumbing.times import epoch_ms
+
+MAX_DEPTH: Final = 200
+"""How deep pydantic's parser lets arrays and objects stand in the object of a body."""
 
 log = structlog.get_logger(__name__)
 
@@ -141,7 +144,7 @@ class Submitter:
         try:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
-            raise Problem("validation_failed", f"labels: {error}") from None
+            raise invalid(str(error), "/labels") from None
         refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
         queue_id = 0
         if refusal is None:
@@ -266,16 +269,16 @@ def params_text(params: Any) -> str | None:
     except Unencodable:
         raise _not_json() from None
     if (size := len(written.encode())) > MAX_PARAMS_BYTES:
-        raise Problem(
-            "validation_failed",
-            f"params: {size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
+        raise invalid(
+            f"{size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
             "store the data elsewhere and pass a reference",
+            "/params",
         )
     return written
 
 
 def _not_json() -> Problem:
-    return Problem("validation_failed", "params: numbers must be finite and text must be Unicode")
+    return invalid("numbers must be finite and text must be Unicode", "/params")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -287,7 +290,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         sent = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Problem("invalid_json", f"The body must be one JSON object: {error}.") from None
+        why = str(error)
+        if why.startswith("recursion limit"):
+            why = f"what is nested more than {MAX_DEPTH} deep is refused"
+        raise Problem("invalid_json", f"The body must be one JSON object: {why}.") from None
     if not isinstance(sent, dict):
         raise Problem("invalid_json", "The body must be one JSON object.")
     return sent

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from app.jobs.submit import MAX_DEPTH
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.database import Database
 from oncue.protocol import WorkerState
@@ -102,6 +103,56 @@ async def test_every_error_is_a_problem_with_a_stable_code(
     assert answer.json()["status"] == status
     if status == 405:
         assert answer.headers["allow"]
+    if status == 422:
+        assert all(one["pointer"].startswith("/") for one in answer.json()["errors"])
+        assert answer.json()["errors"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "pointer"),
+    [
+        ("/openapi/jobs", {"runAt": "2030-01-31T09:00:00Z", "delayMs": 1}, ""),
+        ("/openapi/jobs", {"params": "x" * 66_000}, "/params"),
+        ("/openapi/jobs/batch", {"jobs": []}, "/jobs"),
+        ("/openapi/bulk", {"action": "retry", "filter": {}}, "/filter"),
+        ("/openapi/bulk", {"action": "retry", "filter": {"status": "WAITING"}}, "/filter/status"),
+    ],
+)
+async def test_a_422_points_at_what_is_wrong_and_an_empty_pointer_is_the_whole_body(
+    one_api: Door, path: str, sent: dict[str, Any], pointer: str
+) -> None:
+    body = {**body_of(), **sent} if path == "/openapi/jobs" else sent
+    answer = await one_api.client.post(path, json=body)
+    assert answer.status_code == 422
+    assert [one["pointer"] for one in answer.json()["errors"]] == [pointer]
+
+
+async def test_the_detail_of_a_422_counts_the_faults_that_it_does_not_name(one_api: Door) -> None:
+    answer = await one_api.client.post("/openapi/jobs", json={"jobName": "n", "prams": 1})
+    assert answer.json()["detail"] == "clientRequestId: is required and 2 more: see errors"
+    assert len(answer.json()["errors"]) == 3
+
+
+async def test_a_body_that_is_nested_too_deep_is_told_the_limit(one_api: Door) -> None:
+    def nested(depth: int) -> bytes:
+        params = b"[" * depth + b"]" * depth
+        return json.dumps(body_of()).encode()[:-1] + b', "params": ' + params + b"}"
+
+    headers = {"Content-Type": "application/json"}
+    taken = await one_api.client.post("/openapi/jobs", content=nested(MAX_DEPTH), headers=headers)
+    assert taken.status_code == 202
+    refused = await one_api.client.post(
+        "/openapi/jobs", content=nested(MAX_DEPTH + 1), headers=headers
+    )
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_json")
+    assert f"nested more than {MAX_DEPTH} deep" in refused.json()["detail"]
+
+
+async def test_probes_may_use_head_and_a_browser_finds_the_documentation(one_api: Door) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert (await one_api.client.head(path)).status_code == 200
+    root = await one_api.client.get("/")
+    assert (root.status_code, root.headers["location"]) == (307, "docs")
 
 
 @pytest.mark.parametrize(

@@ -268,3 +268,10 @@ def test_zsh_and_fish_are_answered_too(instruction: str, variables: dict[str, st
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "FAILED" in done.stdout
+
+
+def test_migrate_says_which_database_it_brought_up_to_date(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    told = oncue("migrate", url="", variables={"ONCUE_DATABASE_URL": url})
+    assert (told.code, told.err) == (0, "")
+    assert told.out.endswith(f"up to date in {url}\n")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from app.cli import app
 from app.client_commands import BAD_USAGE
+from app.client_show import print_table, refusal
+from oncue import ApiError
 
 
 @pytest.mark.parametrize(
@@ -29,6 +34,7 @@ from app.client_commands import BAD_USAGE
         (("get",), "give the job's id or --client-request-id"),
         (("get", "7", "--client-request-id", "x"), "give the job's id or --client-request-id"),
         (("trigger", "7", "--params", "{bad"), "--params is not JSON"),
+        (("cancel", "7", "--where", "status=WAITING"), "not both"),
         (("list", "--created-from", "yesterday"), "with an offset"),
     ],
 )
@@ -36,3 +42,17 @@ def test_bad_usage_ends_with_2(words: tuple[str, ...], why: str) -> None:
     told = CliRunner().invoke(app, words, env={"ONCUE_URL": "http://127.0.0.1:1"})
     assert (told.exit_code, told.stdout) == (BAD_USAGE, "")
     assert why in told.stderr
+
+
+def test_states_are_not_folded_on_a_narrow_terminal() -> None:
+    said = StringIO()
+    console = Console(file=said, width=30, force_terminal=True, color_system=None)
+    print_table(console, ("WORKER", "STATE", "HANDLERS"), [("a-long-name", "DRAINING", "one two")])
+    assert "DRAINING" in said.getvalue()
+
+
+def test_every_fault_of_a_refused_request_is_told() -> None:
+    faults = [{"pointer": "/params/n", "detail": "is required"}, {"pointer": "", "detail": "no"}]
+    error = ApiError("params_invalid", 422, "n is required and 1 more", {"errors": faults})
+    assert refusal(error) == "params/n: is required; the body: no (params_invalid)"
+    assert refusal(ApiError("a", 422, "b", {"errors": faults[:1]})) == "b (a)"

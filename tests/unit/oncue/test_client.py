@@ -433,3 +433,12 @@ def test_a_cron_preview_sends_only_what_was_given() -> None:
             },
         ),
     ]
+
+
+@pytest.mark.parametrize("wrong", ["7", None, 7.5])
+def test_what_is_neither_a_job_nor_its_id_is_told_so(wrong: Any) -> None:
+    with (
+        Client(transport=httpx.MockTransport(Server())) as client,
+        pytest.raises(TypeError, match="a Job or its id is needed, not"),
+    ):
+        client.get(wrong)
