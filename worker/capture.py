@@ -21,6 +21,12 @@ from oncue.output import MAX_FIELDS_BYTES
 _OWN_LOGGERS: Final = ("worker", "aiohttp", "uvicorn")
 _ORDINARY: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FORMATTER: Final = logging.Formatter()
+_KEPT: Final[list[TextIO]] = []
+"""Streams that stood in for standard ones, for good.
+
+`print` does not count its reference to `sys.stdout`: a thread that is still printing with a
+stream that nobody else holds takes the whole process down.
+"""
 
 
 class Caught(Protocol):
@@ -93,15 +99,21 @@ def catching(current: Current = CURRENT.get) -> Iterator[None]:
     catcher = LogCatcher(current)
     before = sys.stdout, sys.stderr
     if sys.stdout is not None:
-        sys.stdout = RoutedStream(sys.stdout, "stdout", current)
+        sys.stdout = _kept(RoutedStream(sys.stdout, "stdout", current))
     if sys.stderr is not None:
-        sys.stderr = RoutedStream(sys.stderr, "stderr", current)
+        sys.stderr = _kept(RoutedStream(sys.stderr, "stderr", current))
     logging.getLogger().addHandler(catcher)
     try:
         yield
     finally:
         logging.getLogger().removeHandler(catcher)
         sys.stdout, sys.stderr = before
+
+
+def _kept(stream: Any) -> TextIO:
+    kept: TextIO = stream
+    _KEPT.append(kept)
+    return kept
 
 
 def _read(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
