@@ -18,7 +18,7 @@ import structlog
 
 from oncue.handlers import Context
 from oncue.output import LogOutput
-from worker.capture import CURRENT
+from worker.capture import CURRENT, stand_in
 from worker.child_frames import ChildPipes
 from worker.clock import DatabaseClock
 from worker.held import Execution, Phase
@@ -240,4 +240,5 @@ def _trace(error: BaseException) -> str:
 def bind_run(execution: Execution) -> None:
     """From here on in this context, log lines have the run's ids, and the run what is printed."""
     CURRENT.set(execution.log)
+    stand_in()
     structlog.contextvars.bind_contextvars(job_id=execution.run.job_id, execution_id=execution.id)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+
+from worker.capture import CURRENT, catching, stand_in
 
 PRINTS_WHILE_IT_ENDS = """
 import gc, io, os, sys, threading
@@ -41,3 +47,64 @@ def test_a_thread_that_prints_while_catching_ends_does_no_harm() -> None:
             timeout=60,
         )
         assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+class Said:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def add(
+        self, level: str, source: str, message: str, fields: dict[str, Any] | None = None
+    ) -> None:
+        self.texts.append(message)
+
+    def write(self, source: str, text: str, *, by: int = 0) -> None:
+        self.texts.append(text)
+
+
+def test_workers_of_one_process_catch_each_text_once_whichever_ends_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", first)
+    said = Said()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    token = CURRENT.set(said)
+    try:
+        one, other = catching(), catching()
+        one.__enter__()
+        other.__enter__()
+        print("a", end="")
+        one.__exit__(None, None, None)
+        print("b", end="")
+        other.__exit__(None, None, None)
+        print("c", end="")
+    finally:
+        CURRENT.reset(token)
+    assert "".join(said.texts) == "ab"
+    assert sys.stdout is first
+    assert first.getvalue() == "abc"
+
+
+def test_a_stream_that_was_put_in_place_meanwhile_is_caught_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pytest puts its own back before each test, and a handler may do what it likes."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    second = io.StringIO()
+    said = Said()
+    token = CURRENT.set(said)
+    try:
+        with catching():
+            sys.stdout = second
+            stand_in()
+            print("caught", end="")
+        stand_in()
+        print("let go", end="")
+    finally:
+        CURRENT.reset(token)
+    assert said.texts == ["caught", ""]
+    assert sys.stdout is second
+    assert second.getvalue() == "caughtlet go"
