@@ -46,12 +46,12 @@ class RoutedStream:
 
     def __init__(self, original: TextIO, source: str, current: Current) -> None:
         self.original = original
+        self.current = current
         self._source = source
-        self._current = current
 
     def write(self, text: str) -> int:
         """Write text, and give it to the run."""
-        log = self._current()
+        log = self.current()
         if log is not None and isinstance(text, str):
             log.write(self._source, text, by=threading.get_ident())
         return self.original.write(text)
@@ -87,21 +87,63 @@ class LogCatcher(logging.Handler):
             self.handleError(record)
 
 
+_STREAMS: Final = ("stdout", "stderr")
+_lock: Final = threading.Lock()
+_kept: Final[dict[tuple[str, int, Current], RoutedStream]] = {}
+"""What ever stood in for a standard stream, by its name, the original and whose it is: for good.
+
+`print` does not count its reference to `sys.stdout`: a thread that is still printing with a
+stream that nobody else holds takes the whole process down.
+"""
+_catchers: Final[dict[Current, tuple[LogCatcher, int]]] = {}
+"""Who catches, and how often: several workers of one process (in tests) catch each line once."""
+
+
 @contextlib.contextmanager
 def catching(current: Current = CURRENT.get) -> Iterator[None]:
     """Catch standard output, standard error and Python's logging until the block ends."""
-    catcher = LogCatcher(current)
-    before = sys.stdout, sys.stderr
-    if sys.stdout is not None:
-        sys.stdout = RoutedStream(sys.stdout, "stdout", current)
-    if sys.stderr is not None:
-        sys.stderr = RoutedStream(sys.stderr, "stderr", current)
+    with _lock:
+        catcher, users = _catchers.get(current) or (LogCatcher(current), 0)
+        _catchers[current] = catcher, users + 1
+    # A handler that is there is not added again.
     logging.getLogger().addHandler(catcher)
+    stand_in(current)
     try:
         yield
     finally:
+        _leave(current)
+
+
+def stand_in(current: Current = CURRENT.get) -> None:
+    """Catch standard streams that were put in place since; nothing if nobody catches.
+
+    pytest, say, puts its own back before each test.
+    """
+    if all(_stands_in(getattr(sys, name), current) for name in _STREAMS):
+        return
+    with _lock:
+        for name in _STREAMS if current in _catchers else ():
+            stream = getattr(sys, name)
+            if stream is not None and not _stands_in(stream, current):
+                key = name, id(stream), current
+                setattr(sys, name, _kept.setdefault(key, RoutedStream(stream, name, current)))
+
+
+def _leave(current: Current) -> None:
+    with _lock:
+        catcher, users = _catchers.pop(current)
+        if users > 1:
+            _catchers[current] = catcher, users - 1
+            return
         logging.getLogger().removeHandler(catcher)
-        sys.stdout, sys.stderr = before
+        for name in _STREAMS:
+            stream = getattr(sys, name)
+            if _stands_in(stream, current):
+                setattr(sys, name, stream.original)
+
+
+def _stands_in(stream: Any, current: Current) -> bool:
+    return isinstance(stream, RoutedStream) and stream.current == current
 
 
 def _read(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:

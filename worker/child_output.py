@@ -15,6 +15,8 @@ from typing import Any, Final
 
 MOST_CHARACTERS: Final = 8 * 1024
 """In one frame: a longer text is several, so that the reader's memory stays small."""
+MOST_MESSAGE_CHARACTERS: Final = 256 * 1024
+"""Of a line in one frame: no log keeps a longer one whole, and the reader takes no such frame."""
 
 
 class ChildOutput:
@@ -37,8 +39,11 @@ class ChildOutput:
     def add(
         self, level: str, source: str, message: str, fields: dict[str, Any] | None = None
     ) -> None:
-        """Send a line."""
-        self._send({"k": "l", "l": level, "s": source, "m": message, "f": fields})
+        """Send a line; a message that no log keeps whole becomes several."""
+        for start in range(0, max(1, len(message)), MOST_MESSAGE_CHARACTERS):
+            piece = message[start : start + MOST_MESSAGE_CHARACTERS]
+            beside = None if start else fields
+            self._send({"k": "l", "l": level, "s": source, "m": piece, "f": beside})
 
     def write(self, source: str, text: str, *, by: int = 0) -> None:
         """Send what was written to a stream."""

@@ -19,7 +19,7 @@ import structlog
 import oncue.handlers
 from oncue.handlers import Context
 from oncue.output import LogOutput
-from worker.capture import CURRENT
+from worker.capture import CURRENT, stand_in
 from worker.child_frames import ChildPipes
 from worker.clock import DatabaseClock
 from worker.held import Execution, Phase
@@ -249,4 +249,5 @@ def handler_trace(error: BaseException) -> str:
 def bind_run(execution: Execution) -> None:
     """From here on in this context, log lines have the run's ids, and the run what is printed."""
     CURRENT.set(execution.log)
+    stand_in()
     structlog.contextvars.bind_contextvars(job_id=execution.run.job_id, execution_id=execution.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ MEMORY_BYTES: Final = 64 * 1024 * 1024
 LINE_MEMORY_BYTES: Final = 256
 LOG_MEMORY_BYTES: Final = 1024
 SMALL_BYTES: Final = 4096
+WRITE_CHARACTERS: Final = 64 * 1024
+"""Taken under one lock: a text may be huge, and the event loop waits for the lock."""
 MOST_WRITERS: Final = 64
 """Of one run, whose last line has not ended yet."""
 LEVEL_OF_STREAM: Final = {"stdout": "info", "stderr": "warning"}
@@ -114,11 +117,13 @@ class RunLog:
         at: int | None = None,
     ) -> None:
         """Add a line; a message over 16 KiB becomes several, which say so in their fields."""
+        # Cut before the lock is taken: a message may be huge, and all runs share the lock.
+        pieces = _pieces(_storable(message))
         with self._buffers.lock:
             if self._deaf:
                 return
             moment = self._buffers.now_ms() if at is None else at
-            self._append_pieces(moment, level, source, _pieces(_storable(message)), fields=fields)
+            self._append_pieces(moment, level, source, pieces, fields=fields)
             self._buffers.note(self)
 
     def write(self, source: str, text: str, *, by: int = 0, at: int | None = None) -> None:
@@ -126,6 +131,13 @@ class RunLog:
 
         `by` names the writer (a thread, say), so that lines written at once do not mix.
         """
+        for start in range(0, max(1, len(text)), WRITE_CHARACTERS):
+            if start:
+                # A lock is not fair: without this the next piece would have it again at once.
+                time.sleep(0)
+            self._write(source, text[start : start + WRITE_CHARACTERS], by, at)
+
+    def _write(self, source: str, text: str, by: int, at: int | None) -> None:
         with self._buffers.lock:
             if self._deaf:
                 return
@@ -412,8 +424,11 @@ def _pieces(text: str) -> list[str]:
         return [text]
     encoded = text.encode()
     pieces = []
-    while len(encoded) > MAX_MESSAGE_BYTES:
-        piece = encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore")
-        pieces.append(piece)
-        encoded = encoded[len(piece.encode()) :]
-    return [*pieces, encoded.decode()]
+    start = 0
+    while len(encoded) - start > MAX_MESSAGE_BYTES:
+        end = start + MAX_MESSAGE_BYTES
+        while encoded[end] & 0xC0 == 0x80:
+            end -= 1
+        pieces.append(encoded[start:end].decode())
+        start = end
+    return [*pieces, encoded[start:].decode()]

@@ -55,7 +55,8 @@ def decode_cursor(cursor: str | None) -> int | None:
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         version, position = base64.urlsafe_b64decode(padded.encode()).decode("ascii").split(":")
-        if version != "1" or not 0 <= int(position) < 2**63:
+        # What follows the highest position must fit into a column, too.
+        if version != "1" or not 0 <= int(position) < 2**63 - 1:
             raise ValueError(cursor)
         return int(position)
     except (binascii.Error, ValueError):

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.submit import forget_expiries
 from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, in_list
 from app.plumbing.database import Database
 
@@ -20,7 +21,7 @@ class Pruned(NamedTuple):
 
 
 _WALK: Final = text(
-    "SELECT id, root_id, status, finished_at, created_at FROM job_info "
+    "SELECT id, root_id, status, finished_at, created_at, expires_at FROM job_info "
     "WHERE id > :cursor ORDER BY id LIMIT :limit"
 )
 # A retry or a redelivery locks the job first too: what it holds is left for the next pass.
@@ -108,6 +109,10 @@ async def prune_batch(
     if fit:
         for statement in (_DELETE_JOBS, *_DELETES):
             await connection.execute(statement, {"ids": fit})
+        expiry_of = {row.id: row.expires_at for row in rows if row.expires_at is not None}
+        await forget_expiries(
+            connection, [(expiry_of[job_id], job_id) for job_id in fit if job_id in expiry_of]
+        )
     if len(fit) < len(leaving):
         return Pruned(cursor=fit[-1], deleted=len(fit), more=True)
     return Pruned(

@@ -16,6 +16,7 @@ from app.lifecycle.moves.guard import (
     move_job,
     target_of,
 )
+from app.lifecycle.moves.submit import forget_expiries
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus
 from app.plumbing.database import Database
 
@@ -40,6 +41,8 @@ async def reopen_job(
         return job
     if group_ended:
         return NotPossible(JobStatus(job["status"]), ())
+    if job["expires_at"] is not None:
+        await forget_expiries(connection, [(job["expires_at"], job["id"])])
     changes = {
         "attempt": 0,
         "returned": 0,

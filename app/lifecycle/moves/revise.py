@@ -20,7 +20,12 @@ from app.lifecycle.moves.guard import (
     move_job,
     target_of,
 )
-from app.lifecycle.moves.submit import PARAMS_SLOT, insert_expiries, insert_payloads
+from app.lifecycle.moves.submit import (
+    PARAMS_SLOT,
+    forget_expiries,
+    insert_expiries,
+    insert_payloads,
+)
 from app.lifecycle.states import JobStatus
 from app.lifecycle.tables import INLINE_BYTES
 from app.plumbing.database import Database
@@ -65,6 +70,8 @@ async def revise_job(
     elif values.due_ms is not None:
         due = values.due_ms
     changes = {**values.columns, "next_trigger_time": due}
+    if "expires_at" in values.columns and job["expires_at"] is not None:
+        await forget_expiries(connection, [(job["expires_at"], job["id"])])
     if (expires_at := values.columns.get("expires_at")) is not None:
         await insert_expiries(connection, database, [(expires_at, job["id"])])
     if values.new_params:

@@ -206,6 +206,15 @@ async def insert_payloads(
         )
 
 
+async def forget_expiries(connection: AsyncConnection, expiries: Sequence[tuple[int, int]]) -> None:
+    """Look no more at these moments (epoch ms) whether these jobs have expired."""
+    if expiries:
+        await connection.execute(
+            text("DELETE FROM job_expiry WHERE look_at = :look_at AND job_id = :job_id"),
+            [{"look_at": look_at, "job_id": job_id} for look_at, job_id in sorted(expiries)],
+        )
+
+
 async def insert_expiries(
     connection: AsyncConnection, database: Database, expiries: Sequence[tuple[int, int]]
 ) -> None:

@@ -11,6 +11,7 @@ from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
 from app.lifecycle.moves.claim import Probe, find_due
 from app.lifecycle.moves.expire import expire_jobs
+from app.lifecycle.moves.prune import prune_batch
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.database import Database
 from tests.integration.app.rig import (
@@ -223,6 +224,34 @@ async def test_a_deadline_before_the_due_time_is_refused(migrated_engine: Engine
         answer = await at.submit(runAt="2031-01-01T00:00:00Z", expiresAt="2030-01-01T00:00:00Z")
         assert answer.status_code == 422
         assert "expiresAt must be later than runAt" in answer.text
+
+
+async def test_no_look_stays_behind_for_a_deadline_that_is_gone(migrated_engine: Engine) -> None:
+    """A far deadline is not looked at for years: what it is good for no more goes at once."""
+    async with door(migrated_engine) as at:
+        changed, retried, pruned = [
+            await at.submitted(jobHandler="absent", expiresAt="2090-01-01T00:00:00Z")
+            for _ in range(3)
+        ]
+        for value, looks in (("2091-01-01T00:00:00Z", 3), (None, 2), ("2092-01-01T00:00:00Z", 3)):
+            answer = await at.client.patch(
+                f"/openapi/jobs/{changed}", json={"expiresAt": value}, headers={"If-Match": "*"}
+            )
+            assert answer.status_code == 200, answer.text
+            assert await value_of(at.database, "SELECT count(*) FROM job_expiry") == looks
+        for verb in ("cancel", "retry"):
+            answer = await at.client.post(f"/openapi/jobs/{retried}/{verb}")
+            assert answer.status_code == 200, answer.text
+        assert await value_of(at.database, "SELECT count(*) FROM job_expiry") == 2
+        assert (await at.client.post(f"/openapi/jobs/{pruned}/cancel")).status_code == 200
+        batch = await at.database.write(
+            lambda connection: prune_batch(
+                connection, at.database, cursor=0, before_ms=2**53, limit=10
+            )
+        )
+        assert batch.deleted == 1
+        left = await rows_of(at.database, "SELECT job_id FROM job_expiry")
+        assert [row["job_id"] for row in left] == [changed]
 
 
 async def test_jobs_without_a_deadline_leave_no_trace(migrated_engine: Engine) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.edge.paging import encode_cursor
 from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.prune import prune_batch
 from app.lifecycle.states import ExecutionStatus
@@ -267,6 +268,13 @@ async def test_logs_of_unknown_executions_and_foreign_cursors_are_refused(api: D
     run = await running_job(api.database)
     answer = await api.client.get(f"/openapi/executions/{run.execution_id}/logs?cursor=x")
     assert answer.status_code == 422
+    await ship(api, part(run, line(1)))
+    for position, status in ((2**63 - 1, 422), (2**63 - 2, 200)):
+        cursor = encode_cursor(position)
+        answer = await api.client.get(
+            f"/openapi/executions/{run.execution_id}/logs", params={"cursor": cursor}
+        )
+        assert answer.status_code == status, answer.text
     await change(api.database, "UPDATE job_info SET tenant_id = 7")
     answer = await api.client.get(f"/openapi/executions/{run.execution_id}/logs")
     assert answer.status_code == 404

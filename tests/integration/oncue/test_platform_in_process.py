@@ -294,10 +294,14 @@ def test_the_fixture_is_a_platform_with_the_handlers_of_the_test(tmp_path: Path)
         "import pytest\n"
         "@pytest.fixture\n"
         "def oncue_handlers():\n"
-        "    return {'twice': lambda params: 2 * params}\n"
+        "    return {'twice': lambda params: 2 * params, 'say': lambda params: print(params)}\n"
         "def test_twice(oncue_platform):\n"
         "    job = oncue_platform.client.submit('twice', 21)\n"
         "    assert oncue_platform.client.wait(job, timeout=30).result == 42\n"
+        "def test_say(oncue_platform):\n"
+        "    job = oncue_platform.client.submit('say', 'hello')\n"
+        "    said = [one.message for one in oncue_platform.client.follow_logs(job)]\n"
+        "    assert said == ['hello']\n"
     )
     done = subprocess.run(
         [
@@ -318,4 +322,4 @@ def test_the_fixture_is_a_platform_with_the_handlers_of_the_test(tmp_path: Path)
         timeout=100,
     )
     assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -153,6 +155,43 @@ def test_long_text_is_cut_between_characters_however_it_comes(text: str, step: i
     assert [one["part"] for one in labels] == list(range(1, len(labels) + 1))
     assert [one["more"] for one in labels] == [True] * (len(labels) - 1) + [False] * bool(labels)
     assert (following.message, following.fields) == ("next", None)
+
+
+@pytest.mark.parametrize("said", ["x", "\u00e9", "\U0001f600"])
+def test_a_huge_message_is_cut_in_time_that_grows_with_its_length(said: str) -> None:
+    """All runs of a worker share one lock: 16 MiB held it for seconds, 150 for minutes."""
+
+    def seconds(size: int) -> float:
+        log = Told().buffers.open("e1")
+        begun = time.process_time()
+        log.add("info", "ctx", said * (size // len(said.encode())))
+        return time.process_time() - begun
+
+    small = max(min(seconds(2**20) for _ in range(5)), 0.001)
+    assert seconds(32 * 2**20) < 32 * small * 8
+
+
+def test_nobody_waits_for_the_end_of_a_huge_text() -> None:
+    """A text of many lines is taken a piece at a time, and between two others have their turn."""
+    told = Told()
+    log = told.buffers.open("e1")
+    taken: list[int] = []
+
+    class Noting:
+        def __init__(self) -> None:
+            self.lock = told.buffers.lock
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            taken.append(log.said)
+            self.lock.release()
+
+    told.buffers.lock = Noting()  # type: ignore[assignment]
+    log.write("stdout", "line\n" * 100_000)
+    assert taken[-1] == 100_000
+    assert max(now - before for before, now in pairwise([0, *taken])) < 20_000
 
 
 def test_only_the_newest_progress_counts_and_its_time_grows() -> None:
