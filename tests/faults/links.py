@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from tests.support.ports import free_port
 
@@ -164,8 +164,8 @@ class Links:
         self._thread.join()
         self._loop.close()
 
-    def _call(self, work: Callable[[], Any]) -> Any:
-        async def run() -> Any:
+    def _call(self, work: Callable[[], Awaitable[Value]]) -> Value:
+        async def run() -> Value:
             return await work()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -14,6 +14,81 @@ DISPATCHERS: Final = ("dispatcher-1", "dispatcher-2")
 WORKERS: Final = ("worker-1", "worker-2", "worker-3")
 CALLERS: Final = 12
 BROKEN: Final = (Mode.SLOW, Mode.DOWN, Mode.SILENT, Mode.DEAF, Mode.HALF_CLOSED)
+
+
+Drawn = tuple[dict[str, Any], set[str]]
+
+
+def _short(draw: Callable[[int], int]) -> Drawn:
+    return {"jobHandler": "fault_async", "params": {"ms": draw(200)}}, {"SUCCEEDED"}
+
+
+def _speaking(draw: Callable[[int], int]) -> Drawn:
+    params = {"ms": draw(500), "lines": 1 + draw(20)}
+    return {"jobHandler": "fault_async", "params": params}, {"SUCCEEDED"}
+
+
+def _long(draw: Callable[[int], int]) -> Drawn:
+    return {"jobHandler": "fault_async", "params": {"ms": 2_000 + draw(20_000)}}, {"SUCCEEDED"}
+
+
+def _thread(draw: Callable[[int], int]) -> Drawn:
+    return {"jobHandler": "fault_thread", "params": {"ms": draw(4_000)}}, {"SUCCEEDED"}
+
+
+def _child(draw: Callable[[int], int]) -> Drawn:
+    return {"jobHandler": "fault_process", "params": {"ms": draw(4_000)}}, {"SUCCEEDED"}
+
+
+def _stumbling(draw: Callable[[int], int]) -> Drawn:
+    params = {"ms": draw(300), "times": 2}
+    return {"jobHandler": "fault_failing", "params": params}, {"SUCCEEDED"}
+
+
+def _failing(draw: Callable[[int], int]) -> Drawn:
+    params = {"ms": draw(300), "times": 99}
+    return {"jobHandler": "fault_failing", "params": params, "maxRetry": 2}, {"FAILED"}
+
+
+def _late_thread(draw: Callable[[int], int]) -> Drawn:
+    body = {"jobHandler": "fault_stubborn", "params": {"ms": 1_500 + draw(3_000)}}
+    return {**body, "timeoutMs": 300 + draw(900), "maxRetry": 1}, {"FAILED"}
+
+
+def _late_child(_draw: Callable[[int], int]) -> Drawn:
+    body = {"jobHandler": "fault_process", "params": {"ms": 30_000}}
+    return {**body, "timeoutMs": 1_500, "maxRetry": 1}, {"FAILED"}
+
+
+def _deaf_thread(draw: Callable[[int], int]) -> Drawn:
+    return {"jobHandler": "fault_stubborn", "params": {"ms": 500 + draw(6_000)}}, {"SUCCEEDED"}
+
+
+def _once(draw: Callable[[int], int]) -> Drawn:
+    body = {"jobHandler": "fault_async", "params": {"ms": draw(3_000)}, "maxRetry": 0}
+    return body, {"SUCCEEDED", "FAILED"}
+
+
+def _expiring(draw: Callable[[int], int]) -> Drawn:
+    body = {"jobHandler": "fault_async", "params": {"ms": draw(1_000)}}
+    return {**body, "expiresInMs": 3_000 + draw(9_000)}, {"SUCCEEDED", "FAILED"}
+
+
+KINDS: Final[tuple[tuple[float, Callable[[Callable[[int], int]], Drawn]], ...]] = (
+    (0.30, _short),
+    (0.38, _speaking),
+    (0.48, _long),
+    (0.58, _thread),
+    (0.66, _child),
+    (0.74, _stumbling),
+    (0.80, _failing),
+    (0.84, _late_thread),
+    (0.87, _late_child),
+    (0.90, _deaf_thread),
+    (0.95, _once),
+    (1.01, _expiring),
+)
+"""The kinds of jobs: up to which chance each is drawn, the fields of its body, and its ends."""
 
 
 class Kind(Enum):
@@ -46,7 +121,7 @@ class Fault:
         if self.kind is Kind.LINK:
             return f"link {self.mode.value}"
         if self.kind is Kind.FLUSH:
-            return self.kind.value
+            return str(self.kind.value)
         return f"{self.kind.value} {part}"
 
 
@@ -150,43 +225,14 @@ def _call(dice: random.Random, seed: int, number: int, at: float) -> Call:
     }
     if dice.random() < 0.15:
         body["delayMs"] = dice.randrange(8_000)
-    ends = frozenset({"SUCCEEDED"})
-    ms = dice.randrange
     chance = dice.random()
-    if chance < 0.30:
-        body |= {"jobHandler": "fault_async", "params": {"ms": ms(200)}}
-    elif chance < 0.38:
-        body |= {"jobHandler": "fault_async", "params": {"ms": ms(500), "lines": 1 + ms(20)}}
-    elif chance < 0.48:
-        body |= {"jobHandler": "fault_async", "params": {"ms": 2_000 + ms(20_000)}}
-    elif chance < 0.58:
-        body |= {"jobHandler": "fault_thread", "params": {"ms": ms(4_000)}}
-    elif chance < 0.66:
-        body |= {"jobHandler": "fault_process", "params": {"ms": ms(4_000)}}
-    elif chance < 0.74:
-        body |= {"jobHandler": "fault_failing", "params": {"ms": ms(300), "times": 2}}
-    elif chance < 0.80:
-        body |= {"jobHandler": "fault_failing", "params": {"ms": ms(300), "times": 99}}
-        body["maxRetry"], ends = 2, frozenset({"FAILED"})
-    elif chance < 0.84:
-        body |= {"jobHandler": "fault_stubborn", "params": {"ms": 1_500 + ms(3_000)}}
-        body |= {"timeoutMs": 300 + ms(900), "maxRetry": 1}
-        ends = frozenset({"FAILED"})
-    elif chance < 0.87:
-        body |= {"jobHandler": "fault_process", "params": {"ms": 30_000}, "timeoutMs": 1_500}
-        body["maxRetry"], ends = 1, frozenset({"FAILED"})
-    elif chance < 0.90:
-        body |= {"jobHandler": "fault_stubborn", "params": {"ms": 500 + ms(6_000)}}
-    elif chance < 0.95:
-        body |= {"jobHandler": "fault_async", "params": {"ms": ms(3_000)}, "maxRetry": 0}
-        ends = frozenset({"SUCCEEDED", "FAILED"})
-    else:
-        body |= {"jobHandler": "fault_async", "params": {"ms": ms(1_000)}}
-        body["expiresInMs"], ends = 3_000 + ms(9_000), frozenset({"SUCCEEDED", "FAILED"})
+    draw = next(draw for edge, draw in KINDS if chance < edge)
+    special, ends = draw(dice.randrange)
+    body |= special
     return Call(
         at=at,
         body=body,
-        ends=ends,
+        ends=frozenset(ends),
         twice=dice.random() < 0.1,
         cancel_after=dice.uniform(0, 4) if dice.random() < 0.06 else None,
         retry=dice.random() < 0.4,

@@ -5,7 +5,9 @@ Each function replaces one named thing of the product in the process that it is 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import importlib
 import os
 import signal
 from collections.abc import Sequence
@@ -17,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 def no_fencing() -> None:
     """Let the end of whatever execution end its job's current one."""
-    import app.lifecycle.moves.settle as module  # noqa: PLC0415 (in the planted process alone)
-
+    module = _module("app.lifecycle.moves.settle")
     fenced = module.settle
     current = module.text("SELECT id, execution_id FROM job_info WHERE id = :id")
 
@@ -30,23 +31,18 @@ def no_fencing() -> None:
             changed.append(dataclasses.replace(ending, execution_id=execution))
         return await fenced(connection, database, changed)
 
-    import app.fleet.settler as user  # noqa: PLC0415
-
-    user.settle = settle  # type: ignore[assignment]
+    _module("app.fleet.settler").settle = settle
 
 
 def no_lease_stop() -> None:
     """Let a worker go on though neither channel answers."""
-    from worker.liveness import Liveness  # noqa: PLC0415
-
-    Liveness.must_stop = lambda _self: False  # type: ignore[method-assign]
+    _module("worker.liveness").Liveness.must_stop = lambda _self: False
 
 
 def report_before_store() -> None:
     """Report outcomes first, and put them under their keys only once they are acknowledged."""
-    from worker.store import OutcomeStore  # noqa: PLC0415
-
-    stored = OutcomeStore._store
+    store_type = _module("worker.store").OutcomeStore
+    stored = store_type._store
 
     def add(self: Any, execution: Any) -> None:
         self._stored(execution)
@@ -54,8 +50,7 @@ def report_before_store() -> None:
     async def store(self: Any, executions: list[Any]) -> None:
         await stored(self, [one for one in executions if one.acknowledged])
 
-    OutcomeStore.add = add  # type: ignore[method-assign]
-    OutcomeStore._store = store  # type: ignore[method-assign]
+    store_type.add, store_type._store = add, store
 
 
 def outbox_after_commit() -> None:
@@ -63,9 +58,7 @@ def outbox_after_commit() -> None:
 
     Between the two the process dies, if the file ONCUE_TEST_TRAP is there.
     """
-    import app.fleet.settler as user  # noqa: PLC0415
-    import app.lifecycle.moves.settle as module  # noqa: PLC0415
-
+    user, module = _module("app.fleet.settler"), _module("app.lifecycle.moves.settle")
     insert = module.insert_callbacks
     kept: list[dict[str, Any]] = []
     commit = user.Settler._commit
@@ -83,13 +76,12 @@ def outbox_after_commit() -> None:
         return settlements
 
     module.insert_callbacks = keep
-    user.Settler._commit = commit_then_owe  # type: ignore[method-assign]
+    user.Settler._commit = commit_then_owe
 
 
 def stop_in_claim() -> None:
     """Stop (SIGSTOP) in the middle of a claim: its rows are locked, nothing is committed."""
-    import app.dispatch.loop as module  # noqa: PLC0415
-
+    module = _module("app.dispatch.loop")
     real = module.claim
 
     async def claim(*arguments: Any, **named: Any) -> Any:
@@ -98,7 +90,7 @@ def stop_in_claim() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         return claimed
 
-    module.claim = claim  # type: ignore[assignment]
+    module.claim = claim
 
 
 def stop_before_send() -> None:
@@ -113,9 +105,8 @@ def die_before_send() -> None:
 
 def die_after_send() -> None:
     """Die when a worker has answered, before the dispatcher has taken the answer."""
-    from app.dispatch.send import Sender  # noqa: PLC0415
-
-    post = Sender._post
+    sender = _module("app.dispatch.send").Sender
+    post = sender._post
 
     async def post_then_die(self: Any, *arguments: Any) -> Any:
         reply = await post(self, *arguments)
@@ -123,20 +114,37 @@ def die_after_send() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return reply
 
-    Sender._post = post_then_die  # type: ignore[method-assign]
+    sender._post = post_then_die
+
+
+def hold_sends() -> None:
+    """Keep what is claimed from being sent for as long as the trap is set."""
+    sender = _module("app.dispatch.send").Sender
+    post = sender._post
+
+    async def post_later(self: Any, *arguments: Any) -> Any:
+        while _trap_is_set():
+            await asyncio.sleep(0.02)
+        return await post(self, *arguments)
+
+    sender._post = post_later
 
 
 def _before_send(number: signal.Signals) -> None:
-    from app.dispatch.send import Sender  # noqa: PLC0415
-
-    send = Sender.send
+    sender = _module("app.dispatch.send").Sender
+    send = sender.send
 
     def send_later(self: Any, runs: Sequence[Any], *, again: bool = False) -> None:
         if runs and not again and _spring_trap():
             os.kill(os.getpid(), number)
         send(self, runs, again=again)
 
-    Sender.send = send_later  # type: ignore[method-assign]
+    sender.send = send_later
+
+
+def _module(name: str) -> Any:
+    """Import what is replaced here, in the planted process alone."""
+    return importlib.import_module(name)
 
 
 def _trap() -> Path:
