@@ -82,6 +82,11 @@ class Scene:
         """The job's row."""
         return self.cluster.rows(f"SELECT * FROM job_info WHERE id = {job_id}")[0]
 
+    def sides(self) -> tuple[str, str]:
+        """The active dispatcher and the other one."""
+        active = self.cluster.active_dispatcher()
+        return active, next(name for name in self.cluster.dispatchers if name != active)
+
     def isolate(self, worker: str) -> Any:
         """Cut a worker off from everything, until what is returned is called."""
         return self.cluster.cut(*self.cluster.links_of(worker))
