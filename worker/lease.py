@@ -18,6 +18,8 @@ REDIS_TIMEOUT_SECONDS: Final = 2.0
 LEASE_MS: Final = int(LEASE_SECONDS * 1000)
 TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
 KEYS_PER_CALL: Final = 500
+REDIS_ERRORS: Final = (RedisError, OSError, RuntimeError)
+"""What a Redis that is away raises; uvloop's word for a closed transport is RuntimeError."""
 
 TAKE = """
 local answers = {}
@@ -140,7 +142,7 @@ class Leases:
         """Tell whether Redis answers now."""
         try:
             await cast(Any, self._redis.ping())
-        except (RedisError, OSError):
+        except REDIS_ERRORS:
             return False
         return True
 
@@ -151,5 +153,5 @@ class Leases:
     async def _call(self, script: Any, keys: list[str], values: list[Any]) -> Any:
         try:
             return await script(keys=keys, args=values)
-        except (RedisError, OSError) as error:
+        except REDIS_ERRORS as error:
             raise LeaseUnavailable(f"Redis did not answer: {type(error).__name__}") from error

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import structlog
 from sqlalchemy import event, text
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -26,6 +26,11 @@ MYSQL_LOST: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2
 MYSQL_BAD_VALUE: Final = frozenset({1153, 1264, 1300, 1366, 1406, 3140, 4035, 4037, 4038})
 LOCK_WAIT_SECONDS: Final = 2
 IDLE_CONNECTION_SECONDS: Final = 60
+IDLE_TRANSACTION_SECONDS: Final = 5
+"""A dispatcher that vanishes in a transaction holds its row locks so long: less than the life of
+the dispatch lock, whose next holder may wait for them. MySQL knows no such limit, and waits for
+the end of the idle connection."""
+CLOSED_TRANSPORT: Final = ("Transport does not expose socket instance", "the handler is closed")
 CLOSE_SECONDS: Final = 5
 CONFLICT_TRIES: Final = 12
 LOST_TRIES: Final = 3
@@ -138,7 +143,7 @@ class Database:
         while True:
             try:
                 return await once(work)
-            except (DBAPIError, PoolTimeout, OSError) as error:
+            except (DBAPIError, PoolTimeout, OSError, RuntimeError) as error:
                 if is_conflict(error):
                     conflicts += 1
                     if conflicts >= CONFLICT_TRIES:
@@ -147,7 +152,7 @@ class Database:
                     losses += 1
                     if losses >= LOST_TRIES:
                         raise DatabaseUnavailable("the database cannot be reached") from error
-                elif is_about_data(error):
+                elif is_about_data(error) or isinstance(error, RuntimeError):
                     raise
                 else:
                     # Read-only after a failover, disk full, a limit: no fault of the data.
@@ -175,7 +180,7 @@ def is_about_data(error: BaseException) -> bool:
 
 def is_lost(error: BaseException) -> bool:
     """Tell a lost or refused connection, after which a commit's outcome may be unknown."""
-    if isinstance(error, (PoolTimeout, OSError)):
+    if isinstance(error, (PoolTimeout, OSError)) or is_closed_transport(error):
         return True
     if not isinstance(error, DBAPIError):
         return False
@@ -184,6 +189,11 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, (InterfaceError, OperationalError)) and (
         "unable to open database" in str(error.orig) or "disk I/O" in str(error.orig)
     )
+
+
+def is_closed_transport(error: BaseException) -> bool:
+    """Tell uvloop's error of a connection that was reset a moment before it is used."""
+    return isinstance(error, RuntimeError) and any(one in str(error) for one in CLOSED_TRANSPORT)
 
 
 def _driver_code(error: DBAPIError) -> int | None:
@@ -221,7 +231,7 @@ def _sqlite_engine(url: URL, *, begin: str, pool_size: int, connect: Connect | N
 def _mysql_engine(
     url: URL, pool_size: int, *, isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"]
 ) -> AsyncEngine:
-    return create_async_engine(
+    engine = create_async_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
         pool_size=pool_size,
         max_overflow=pool_size,
@@ -240,6 +250,15 @@ def _mysql_engine(
                 "sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
                 f"innodb_lock_wait_timeout={LOCK_WAIT_SECONDS}, "
                 f"wait_timeout={IDLE_CONNECTION_SECONDS}"
+                # A comment for MySQL, which would refuse it; MariaDB reads it.
+                f"/*M!100301 , idle_write_transaction_timeout={IDLE_TRANSACTION_SECONDS} */"
             ),
         },
     )
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def note_closed_transport(context: ExceptionContext) -> None:
+        if is_closed_transport(context.original_exception):
+            context.is_disconnect = True
+
+    return engine

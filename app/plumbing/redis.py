@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError
 
 SOCKET_TIMEOUT_SECONDS: Final = 2.0
@@ -40,4 +42,24 @@ def _client(url: str, *, retry: Retry) -> Redis:
         "decode_responses": True,
     }
     client: Redis = Redis.from_url(url, **options)
+    pool = client.connection_pool
+    pool.connection_class = _sturdy(pool.connection_class)
     return client
+
+
+def _sturdy(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """Return a kind of connection whose every loss is a RedisError.
+
+    uvloop raises RuntimeError for a write to a transport that was reset a moment before.
+    """
+
+    class Sturdy(kind):  # type: ignore[valid-type, misc]
+        """Says of a closed transport what it says of a broken one."""
+
+        async def send_packed_command(self, *arguments: Any, **named: Any) -> None:
+            try:
+                await super().send_packed_command(*arguments, **named)
+            except RuntimeError as error:
+                raise ConnectionLost(f"the connection was closed: {error}") from error
+
+    return Sturdy

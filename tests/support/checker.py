@@ -49,6 +49,16 @@ class CancelAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RetryAsked(Event):
+    """A caller asked for another life of an ended job; it may or may not have been heard.
+
+    Each life has its own end, its own webhook id and its own budget of attempts.
+    """
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seen(Event):
     """A caller read a job's status."""
 
@@ -210,7 +220,7 @@ def judge(events: Sequence[Event]) -> Report:
     report.stale_reports = sum(row.stale for row in executions.values())
     _judge_acceptance(report, accepted, jobs)
     _judge_ends(report, events, jobs, executions, runs)
-    _judge_budgets(report, accepted, executions)
+    _judge_budgets(report, events, accepted, executions)
     _judge_overlaps(report, events, runs)
     _judge_given_up(report, events, runs, executions)
     _judge_repeats(report, events, runs, executions)
@@ -259,6 +269,7 @@ def _judge_ends(
 ) -> None:
     """P5: an end is the current execution's own, was earned by a run, and never changes."""
     cancelled = {one.job_id for one in _of(events, CancelAsked)}
+    lives = _lives(events)
     returned = {run.began.execution_id for run in runs if run.how == "returned"}
     for row in executions.values():
         if row.told_by and row.told_by != row.execution_id:
@@ -279,6 +290,8 @@ def _judge_ends(
             report.violations.append(f"P5: job {job.job_id} is CANCELLED, and nobody asked for it")
     first: dict[int, Seen] = {}
     for seen in _of(events, Seen):
+        if lives[seen.job_id] > 1:
+            continue
         if seen.status not in TERMINAL:
             if seen.job_id in first:
                 report.violations.append(
@@ -292,13 +305,17 @@ def _judge_ends(
 
 
 def _judge_budgets(
-    report: Report, accepted: Iterable[Accepted], executions: dict[str, ExecutionRow]
+    report: Report,
+    events: Sequence[Event],
+    accepted: Iterable[Accepted],
+    executions: dict[str, ExecutionRow],
 ) -> None:
-    """At most maxRetry + 1 attempts, not counting those given back."""
+    """At most maxRetry + 1 attempts in each life, not counting those given back."""
+    lives = _lives(events)
     attempts: dict[int, int] = defaultdict(int)
     for row in executions.values():
         attempts[row.job_id] += row.status != "RETURNED"
-    most = {one.job_id: one.max_retry + 1 for one in accepted}
+    most = {one.job_id: (one.max_retry + 1) * lives[one.job_id] for one in accepted}
     report.violations += [
         f"budget: job {job_id} made {made} attempts, {most[job_id]} are allowed"
         for job_id, made in attempts.items()
@@ -369,6 +386,7 @@ def _judge_repeats(
 ) -> None:
     """A job runs again only after an end that allows it."""
     died = {one.worker: one.at for one in _of(events, Died)}
+    lives = _lives(events)
     for of_job in _by_job(runs).values():
         for earlier, later in pairwise(of_job):
             row = executions.get(earlier.began.execution_id)
@@ -376,7 +394,8 @@ def _judge_repeats(
             report.run_again += 1
             if status == "LOST" and died.get(earlier.began.worker, 1e18) <= later.began.at:
                 report.run_again_after_death += 1
-            if status not in REPEATABLE:
+            reopened = status == "CANCELLED" and lives[later.began.job_id] > 1
+            if status not in REPEATABLE and not reopened:
                 report.violations.append(
                     f"P4: job {later.began.job_id} ran again as {later.began.execution_id} after "
                     f"{earlier.began.execution_id}, which is {status}"
@@ -422,6 +441,7 @@ def _judge_webhooks(
 ) -> None:
     """P7: each end is told at least once, under one id, and as it is."""
     got: dict[int, list[Webhook]] = defaultdict(list)
+    lives = _lives(events)
     for one in _of(events, Webhook):
         got[one.job_id].append(one)
     for job_id in sorted({one.job_id for one in accepted if one.webhook}):
@@ -429,33 +449,46 @@ def _judge_webhooks(
         if job is None or job.status not in TERMINAL:
             continue
         taken = [one for one in got[job_id] if 200 <= one.answer < 300]
-        if not taken:
+        if not any(one.status == job.status or lives[job_id] == 1 for one in taken):
             report.webhooks_missing += 1
             report.violations.append(f"P7: nobody was told that job {job_id} is {job.status}")
-        report.webhooks_repeated += max(0, len(taken) - 1)
-        if len({one.webhook_id for one in got[job_id]}) > 1:
+        ends = {one.webhook_id for one in got[job_id]}
+        report.webhooks_repeated += max(0, len(taken) - max(1, len(ends)))
+        if len(ends) > lives[job_id]:
             report.violations.append(f"P7: the end of job {job_id} has several webhook ids")
-        if any(one.status != job.status for one in got[job_id]):
+        if lives[job_id] == 1 and any(one.status != job.status for one in got[job_id]):
             report.violations.append(f"P7: job {job_id} was told as another end than it has")
 
 
 def _runs(events: Sequence[Event]) -> list[Run]:
     """Put begins, ends and deaths together, in order of begin."""
     open_runs: dict[tuple[str, str], Run] = {}
+    all_runs: dict[tuple[str, str], Run] = {}
     runs: list[Run] = []
     for event in events:
         if isinstance(event, Began):
             run = Run(event)
             runs.append(run)
             open_runs[event.execution_id, event.worker] = run
+            all_runs[event.execution_id, event.worker] = run
         elif isinstance(event, Ended):
-            run = open_runs.pop((event.execution_id, event.worker))
+            # Also after its worker's death: a child may outlive the process that started it.
+            open_runs.pop((event.execution_id, event.worker), None)
+            run = all_runs[event.execution_id, event.worker]
             run.over_at, run.how = event.at, event.how
         elif isinstance(event, Died):
             for key in [key for key in open_runs if key[1] == event.worker]:
                 run = open_runs.pop(key)
                 run.over_at, run.how = event.at, "died"
     return runs
+
+
+def _lives(events: Sequence[Event]) -> dict[int, int]:
+    """How many lives each job may have had: one, and one more for each retry that was asked."""
+    lives: dict[int, int] = defaultdict(lambda: 1)
+    for one in _of(events, RetryAsked):
+        lives[one.job_id] += 1
+    return lives
 
 
 def _by_job(runs: Sequence[Run]) -> dict[int, list[Run]]:

@@ -74,6 +74,11 @@ class Receiver:
             directory=ROOT,
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
     def start(self) -> None:
         """Start it, on the same port as before, and return once it accepts connections."""
         self._child.start(ready=self._accepts)

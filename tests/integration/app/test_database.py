@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.plumbing.database import IDLE_TRANSACTION_SECONDS, LOCK_WAIT_SECONDS
 from tests.integration.app.rig import opened, value_of
-from tests.support.engines import Engine
+from tests.support.engines import Engine, migrated
 
 
 async def test_closing_waits_for_a_write_whose_caller_has_left(migrated_engine: Engine) -> None:
@@ -26,3 +28,53 @@ async def test_closing_waits_for_a_write_whose_caller_has_left(migrated_engine: 
         await asyncio.wait([caller])
     async with opened(migrated_engine) as again:
         assert await value_of(again, "SELECT term FROM dispatch_term") == 7
+
+
+async def test_a_connection_that_closed_a_moment_before_is_lost_and_the_work_repeated(
+    migrated_engine: Engine,
+) -> None:
+    faults = [
+        RuntimeError("Transport does not expose socket instance"),
+        RuntimeError(
+            "unable to perform operation on <TCPTransport closed=True>; the handler is closed"
+        ),
+    ]
+
+    async def stumble(connection: AsyncConnection) -> int:
+        if faults:
+            raise faults.pop()
+        return int((await connection.execute(text("SELECT term FROM dispatch_term"))).scalar_one())
+
+    async def fail(_connection: AsyncConnection) -> None:
+        raise RuntimeError("a fault of the work itself")
+
+    async with opened(migrated_engine) as database:
+        assert await database.write(stumble) == 0
+        assert faults == []
+        with pytest.raises(RuntimeError, match="of the work itself"):
+            await database.write(fail)
+
+
+async def test_a_transaction_that_stands_still_lets_go_of_its_locks(
+    mariadb_engine: Engine,
+) -> None:
+    migrated(mariadb_engine)
+    async with opened(mariadb_engine) as vanished, opened(mariadb_engine) as other:
+        locked, over = asyncio.Event(), asyncio.Event()
+
+        async def stand_still(connection: AsyncConnection) -> None:
+            await connection.execute(text("UPDATE dispatch_term SET term = 7"))
+            locked.set()
+            await over.wait()
+
+        async def go_on(connection: AsyncConnection) -> None:
+            await connection.execute(text("UPDATE dispatch_term SET term = 8"))
+
+        stopped = asyncio.create_task(vanished.write(stand_still))
+        await locked.wait()
+        async with asyncio.timeout(IDLE_TRANSACTION_SECONDS + 2 * LOCK_WAIT_SECONDS + 1):
+            await other.write(go_on)
+        assert await value_of(other, "SELECT term FROM dispatch_term") == 8
+        over.set()
+        await stopped  # it finds its connection gone, and its work is repeated as a whole
+        assert await value_of(other, "SELECT term FROM dispatch_term") == 7
