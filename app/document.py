@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
-from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob
+from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob, TriggerJob
 from oncue.protocol import Heartbeat, ReportsRequest
 
 TITLE: Final = "Oncue"
@@ -30,6 +30,7 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     SubmitJob,
     SubmitBatch,
     ChangeJob,
+    TriggerJob,
     Heartbeat,
     ReportsRequest,
 )

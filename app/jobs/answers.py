@@ -27,11 +27,11 @@ LongCursor = Annotated[
 ]
 
 
-def body_of(schema: str) -> dict[str, Any]:
+def body_of(schema: str, *, required: bool = True) -> dict[str, Any]:
     """Declare the body of a route that reads it itself."""
     return {
         "requestBody": {
-            "required": True,
+            "required": required,
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
         }
     }

@@ -1,4 +1,4 @@
-"""The verbs of callers: cancel, pause, resume, retry, and PATCH of a job that waits."""
+"""The verbs of callers: cancel, pause, resume, trigger, retry, and PATCH of a job that waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.ground import Ground
 from app.jobs.look import find_job, no_such_job
-from app.jobs.schemas import ChangeJob
+from app.jobs.schemas import ChangeJob, TriggerJob
 from app.jobs.submit import params_text, parse_object
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
@@ -22,6 +22,7 @@ from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
+from app.lifecycle.moves.trigger import OtherParams, trigger_job
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.bus import CANCEL, ENDED, OWED, WAKE
@@ -32,6 +33,18 @@ log = structlog.get_logger(__name__)
 Answer = Changed | NotPossible | Unknown | Stale | TooFew
 _ETAG: Final = re.compile(r'"(\d{1,9})"')
 _COLUMNS: Final = ("priority", "max_retry", "retry_backoff", "timeout_ms", "callback_url")
+
+_NOT_TRIGGERED: Final = {
+    JobStatus.WAITING: "It is no task.",
+    JobStatus.RUNNING: "It has begun already.",
+    JobStatus.SUCCEEDED: "It has run: submit a new job, under another clientRequestId.",
+    JobStatus.FAILED: "Its attempts are over: retry begins them anew.",
+    JobStatus.PAUSED: "Resume it first.",
+    JobStatus.CANCELLED: "It was cancelled: retry opens it again.",
+    JobStatus.BLOCKED: "It waits for other jobs to end.",
+    JobStatus.SCHEDULED: "It is a schedule.",
+}
+"""What a caller who wanted a job to run now should know of each state."""
 
 
 class Changes:
@@ -90,6 +103,28 @@ class Changes:
         self._wake(changed)
         return await self._look(caller, job_id)
 
+    async def trigger(
+        self, caller: Caller, job_id: int, body: bytes, if_match: str | None
+    ) -> dict[str, Any]:
+        """Make a task that waits due now, with other params if the body names some.
+
+        Raises:
+            Problem: `precondition_failed`, `invalid_json`, `validation_failed`, `job_not_found`
+                or `verb_not_possible`.
+        """
+        revisions = None if if_match is None else _revisions(if_match)
+        other = _other_params(parse_object(body)) if body.strip() else None
+        asked = _asked(caller, job_id)
+        changed = await self._write(
+            "trigger",
+            asked,
+            lambda connection: trigger_job(
+                connection, self._database, asked, other, revisions=revisions
+            ),
+        )
+        self._wake(changed)
+        return await self._look(caller, job_id)
+
     async def revise(
         self, caller: Caller, job_id: int, body: bytes, if_match: str | None
     ) -> dict[str, Any]:
@@ -144,9 +179,10 @@ def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | Too
             return no_such_job(job_id)
         case NotPossible():
             able = ", ".join(answer.possible) or "nothing"
+            why = f" {_NOT_TRIGGERED[answer.status]}" if verb == "trigger" else ""
             return Problem(
                 "verb_not_possible",
-                f"Job {job_id} is {answer.status.name}: {verb} is not possible, {able} is.",
+                f"Job {job_id} is {answer.status.name}: {verb} is not possible, {able} is.{why}",
                 jobId=job_id,
                 jobStatus=answer.status.name,
                 possible=list(answer.possible),
@@ -172,6 +208,14 @@ def _revisions(if_match: str) -> frozenset[int] | None:
     if "*" in parts:
         return None
     return frozenset(int(found[1]) for part in parts if (found := _ETAG.fullmatch(part)))
+
+
+def _other_params(sent: dict[str, Any]) -> OtherParams | None:
+    try:
+        request = TriggerJob.model_validate(sent)
+    except ValidationError as error:
+        raise validation_problem(list(error.errors(include_url=False))) from None
+    return OtherParams(params_text(request.params)) if request.model_fields_set else None
 
 
 def _new_values(sent: dict[str, Any]) -> NewValues:

@@ -53,6 +53,36 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         return _job(await changes.hold(caller, job_id, "resume"))
 
     @router.post(
+        "/jobs/{jobId}/trigger",
+        response_model=Job,
+        summary="Run a job now",
+        responses=problems
+        | problem_answers(
+            "invalid_json", "precondition_failed", "body_too_large", "unsupported_media_type"
+        ),
+        openapi_extra=body_of("TriggerJob", required=False),
+    )
+    async def trigger_job(
+        request: Request,
+        job_id: JobId,
+        caller: Identified,
+        if_match: Annotated[
+            str | None,
+            Header(
+                alias="If-Match", description="The ETag of the job as you saw it, if it matters."
+            ),
+        ] = None,
+    ) -> Response:
+        """Make a job that waits, for its time or for its retry, due now; `params` replace its own.
+
+        One that is due already stays as it is (200); one that has begun is 409.
+        """
+        body = await request.body()
+        if body:
+            require_json(request)
+        return _job(await changes.trigger(caller, job_id, body, if_match))
+
+    @router.post(
         "/jobs/{jobId}/retry", response_model=Job, summary="Retry a job", responses=problems
     )
     async def retry_job(job_id: JobId, caller: Identified) -> Response:

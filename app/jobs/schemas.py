@@ -165,6 +165,14 @@ class ChangeJob(_Wire):
         return self
 
 
+class TriggerJob(_Wire):
+    """What a job that is made due now is to run with; without `params` what it has."""
+
+    params: Any = Field(
+        default_factory=_not_sent, description="Any JSON, up to 64 KiB; replaces the job's params."
+    )
+
+
 class JobError(_Wire):
     """Why a job or an execution did not succeed."""
 

@@ -85,6 +85,7 @@ JOB_MOVES: Final[tuple[Move, ...]] = (
     Move("expire", _TASK, _S.PAUSED, _S.FAILED),
     Move("pause", _TASK, _S.WAITING, _S.PAUSED),
     Move("resume", _TASK, _S.PAUSED, _S.WAITING),
+    Move("trigger", _TASK, _S.WAITING, _S.WAITING),
     Move("change", _TASK, _S.WAITING, _S.WAITING),
     Move("change", _TASK, _S.PAUSED, _S.PAUSED),
     Move("reopen", _TASK, _S.FAILED, _S.WAITING),
@@ -106,6 +107,7 @@ VERBS: Final = {
     "cancel": "cancel",
     "pause": "pause",
     "resume": "resume",
+    "trigger": "trigger",
     "retry": "reopen",
     "change": "change",
 }

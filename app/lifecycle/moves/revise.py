@@ -68,7 +68,7 @@ async def revise_job(
     if (expires_at := values.columns.get("expires_at")) is not None:
         await insert_expiries(connection, database, [(expires_at, job["id"])])
     if values.new_params:
-        changes |= await _store_params(connection, database, job["id"], values.params)
+        changes |= await store_params(connection, database, job["id"], values.params)
     target = target_of("change", job)
     await move_job(connection, job, asked, target, changes)
     return Changed(
@@ -78,9 +78,10 @@ async def revise_job(
     )
 
 
-async def _store_params(
+async def store_params(
     connection: AsyncConnection, database: Database, job_id: int, params: str | None
 ) -> dict[str, Any]:
+    """Replace the params (JSON text) of a locked job, and return the columns that then change."""
     long = params is not None and len(params.encode()) > INLINE_BYTES
     await connection.execute(_FORGET_PARAMS, {"job": job_id, "slot": PARAMS_SLOT})
     if long:

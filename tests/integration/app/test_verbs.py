@@ -16,6 +16,7 @@ from app.lifecycle.moves.guard import Asked, Changed, NotPossible
 from app.lifecycle.moves.release import release_stopped
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
+from app.lifecycle.moves.trigger import OtherParams, trigger_job
 from app.lifecycle.states import (
     VERBS,
     ExecutionStatus,
@@ -151,7 +152,7 @@ async def test_every_state_has_an_answer_for_every_verb(
 
 def test_the_verbs_of_a_task_are_those_of_the_contract() -> None:
     assert {status.name: possible_verbs(JobKind.TASK, status) for status in TASK_STATES} == {
-        "WAITING": ("cancel", "pause", "change"),
+        "WAITING": ("cancel", "pause", "trigger", "change"),
         "RUNNING": ("cancel",),
         "SUCCEEDED": (),
         "FAILED": ("retry",),
@@ -496,24 +497,26 @@ async def test_a_patch_and_a_claim_at_once_have_one_winner(migrated_engine: Engi
             assert job["status"] == (_S.RUNNING if runs else _S.WAITING)
 
 
-@pytest.mark.parametrize("work", [cancel_job, reopen_job, revise_job])
+@pytest.mark.parametrize("work", [cancel_job, reopen_job, revise_job, trigger_job])
 async def test_a_verb_repeated_after_an_unknown_commit_is_done_once(
     migrated_engine: Engine, work: Any
 ) -> None:
     async with opened(migrated_engine) as database:
-        (job_id,) = await insert(database, 1, callback_url=URL)
+        (job_id,) = await insert(database, 1, callback_url=URL, delay_ms=60_000)
         if work is reopen_job:
             await verb_of(database, job_id, cancel_job)
         asked = Asked(job_id, 0, new_token())
         more: dict[str, Any] = {}
         if work is revise_job:
             more = {"values": NewValues({"priority": 1}), "revisions": frozenset({0})}
+        if work is trigger_job:
+            more = {"other": OtherParams("1"), "revisions": frozenset({0})}
         answers = [
             await database.write(lambda connection: work(connection, database, asked, **more))
             for _ in range(2)
         ]
         assert [answer.repeated for answer in answers] == [False, True]
-        assert len(await callbacks(database)) == (work is not revise_job)
+        assert len(await callbacks(database)) == (work in (cancel_job, reopen_job))
 
 
 async def test_a_run_that_is_over_is_released_though_its_job_has_left(
