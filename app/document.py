@@ -11,7 +11,14 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
-from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob, TriggerJob
+from app.jobs.schemas import (
+    BackfillJobs,
+    ChangeJob,
+    ResumeJob,
+    SubmitBatch,
+    SubmitJob,
+    TriggerJob,
+)
 from oncue.protocol import Heartbeat, ReportsRequest
 
 TITLE: Final = "Oncue"
@@ -31,6 +38,8 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     SubmitBatch,
     ChangeJob,
     TriggerJob,
+    ResumeJob,
+    BackfillJobs,
     Heartbeat,
     ReportsRequest,
 )

@@ -8,29 +8,35 @@ from typing import Any, Final, Literal, assert_never
 
 import structlog
 from pydantic import ValidationError
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.ground import Ground
+from app.jobs.digest import request_digest
 from app.jobs.look import find_job, no_such_job
-from app.jobs.schemas import ChangeJob, TriggerJob
+from app.jobs.schedule_fields import ONLY_SCHEDULES, at_field
+from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
+from app.jobs.schemas import ChangeJob, ResumeJob, TriggerJob
 from app.jobs.submit import params_text, parse_object
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
-from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown
+from app.lifecycle.moves.fire import SCHEDULES_QUEUE
+from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown, WrongKind
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
 from app.lifecycle.moves.trigger import OtherParams, trigger_job
+from app.lifecycle.reads import live_children
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
-from app.plumbing.bus import CANCEL, ENDED, OWED, WAKE
+from app.plumbing.bus import CANCEL, ENDED, FIRE, OWED, WAKE
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
 
-Answer = Changed | NotPossible | Unknown | Stale | TooFew
+Answer = Changed | NotPossible | Unknown | Stale | TooFew | WrongKind
 _ETAG: Final = re.compile(r'"(\d{1,9})"')
 _COLUMNS: Final = ("priority", "max_retry", "retry_backoff", "timeout_ms", "callback_url")
 
@@ -54,13 +60,32 @@ class Changes:
         self._database = ground.database
         self._bus = ground.bus
         self._metrics = ground.metrics
+        self._clock = ground.clock
+        self._schedules = ScheduleVerbs(ground)
 
-    async def cancel(self, caller: Caller, job_id: int) -> dict[str, Any]:
+    async def cancel(
+        self, caller: Caller, job_id: int, *, children: bool = False
+    ) -> dict[str, Any]:
         """End a job; it is final even if the worker that runs it never answers.
+
+        With `children`, what it has made and has not ended is ended too, one after another.
 
         Raises:
             Problem: `job_not_found` or `verb_not_possible`.
         """
+        await self._cancel(caller, job_id)
+        if children:
+            live = await self._database.read(lambda connection: live_children(connection, job_id))
+            for child_id in live:
+                try:
+                    await self._cancel(caller, child_id)
+                except Problem as problem:
+                    if problem.code not in ("verb_not_possible", "job_not_found"):
+                        raise
+                    log.debug("child_ended_before", job_id=child_id, code=problem.code)
+        return await self._look(caller, job_id)
+
+    async def _cancel(self, caller: Caller, job_id: int) -> None:
         asked = _asked(caller, job_id)
         changed = await self._write(
             "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
@@ -73,21 +98,36 @@ class Changes:
             self._bus.publish(CANCEL, list(changed.stopped))
         if changed.owed:
             self._bus.publish(OWED, [])
-        return await self._look(caller, job_id)
+        if changed.followed.claimable:
+            self._bus.publish(WAKE, [list(task) for task in changed.followed.claimable])
+        if changed.followed.schedules:
+            self._bus.publish(FIRE, [])
 
     async def hold(
-        self, caller: Caller, job_id: int, verb: Literal["pause", "resume"]
+        self, caller: Caller, job_id: int, verb: Literal["pause", "resume"], body: bytes = b""
     ) -> dict[str, Any]:
-        """Keep a job from being claimed, or let it go again.
+        """Keep a job from being claimed, or a schedule from firing, or let it go again.
 
         Raises:
-            Problem: `job_not_found` or `verb_not_possible`.
+            Problem: `invalid_json`, `validation_failed`, `job_not_found` or `verb_not_possible`.
         """
         asked = _asked(caller, job_id)
-        changed = await self._write(
-            verb, asked, lambda connection: hold_job(connection, self._database, asked, verb)
-        )
-        self._wake(changed)
+        missed = _missed(parse_object(body)) if body.strip() else None
+
+        async def resume(connection: AsyncConnection, job: RowMapping) -> Changed:
+            return await self._schedules.resume(connection, job, asked, missed or "skip")
+
+        async def work(connection: AsyncConnection) -> Answer:
+            return await hold_job(
+                connection,
+                self._database,
+                asked,
+                verb,
+                resume_schedule=resume,
+                of_schedules=() if missed is None else ("missed",),
+            )
+
+        self._wake(await self._write(verb, asked, work))
         return await self._look(caller, job_id)
 
     async def retry(self, caller: Caller, job_id: int) -> dict[str, Any]:
@@ -113,17 +153,50 @@ class Changes:
                 or `verb_not_possible`.
         """
         revisions = None if if_match is None else _revisions(if_match)
-        other = _other_params(parse_object(body)) if body.strip() else None
+        sent = parse_object(body) if body.strip() else {}
+        request, other = _other_params(sent)
         asked = _asked(caller, job_id)
-        changed = await self._write(
-            "trigger",
-            asked,
-            lambda connection: trigger_job(
-                connection, self._database, asked, other, revisions=revisions
-            ),
+        manual = self._manual_fire(job_id, sent, request, other)
+        outcome = Outcome()
+
+        async def trigger(connection: AsyncConnection, job: RowMapping) -> Changed:
+            await self._schedules.trigger(connection, job, manual, outcome)
+            return Changed(job["queue_id"], job["priority"])
+
+        async def work(connection: AsyncConnection) -> Answer:
+            return await trigger_job(
+                connection,
+                self._database,
+                asked,
+                other,
+                revisions=revisions,
+                trigger_schedule=trigger,
+                of_schedules=() if manual.request_id is None else ("clientRequestId",),
+            )
+
+        changed = await self._write("trigger", asked, work)
+        if outcome.child_id is None:
+            self._wake(changed)
+            return await self._look(caller, job_id)
+        self._schedules.tell(outcome)
+        return await self._look(caller, outcome.child_id)
+
+    def _manual_fire(
+        self, job_id: int, sent: dict[str, Any], request: TriggerJob, other: OtherParams | None
+    ) -> ManualFire:
+        request_id = (
+            request.client_request_id if "client_request_id" in request.model_fields_set else None
         )
-        self._wake(changed)
-        return await self._look(caller, job_id)
+        token = new_token()
+        return ManualFire(
+            key=f"manual:{token if request_id is None else request_id}",
+            nominal_ms=int(self._clock.now_ms()),
+            token=token,
+            request_id=request_id,
+            digest=request_digest({**sent, "jobId": job_id}),
+            own_params=other is not None,
+            params=None if other is None else other.params,
+        )
 
     async def revise(
         self, caller: Caller, job_id: int, body: bytes, if_match: str | None
@@ -140,16 +213,29 @@ class Changes:
                 'Send If-Match with the ETag of the job as you saw it, as If-Match: "3".',
             )
         revisions = _revisions(if_match)
-        values = _new_values(parse_object(body))
+        request, values = _new_values(parse_object(body))
         asked = _asked(caller, job_id)
-        changed = await self._write(
-            "change",
-            asked,
-            lambda connection: revise_job(
-                connection, self._database, asked, values, revisions=revisions
-            ),
-        )
+        outcome = Outcome()
+
+        async def revise(
+            connection: AsyncConnection, job: RowMapping
+        ) -> Changed | NotPossible | Unknown:
+            outcome.fired.clear()
+            return await self._schedules.revise(connection, job, asked, request, values, outcome)
+
+        async def work(connection: AsyncConnection) -> Answer:
+            return await revise_job(
+                connection,
+                self._database,
+                asked,
+                values,
+                revisions=revisions,
+                revise_schedule=revise,
+            )
+
+        changed = await self._write("change", asked, work)
         self._wake(changed)
+        self._schedules.tell(outcome)
         return await self._look(caller, job_id)
 
     async def _write(
@@ -162,7 +248,9 @@ class Changes:
         raise _problem(verb, asked.job_id, answer)
 
     def _wake(self, changed: Changed) -> None:
-        if changed.due_ms is not None:
+        if changed.queue_id == SCHEDULES_QUEUE:
+            self._bus.publish(FIRE, [])
+        elif changed.due_ms is not None:
             self._bus.publish(WAKE, [[changed.queue_id, changed.priority, changed.due_ms]])
 
     async def _look(self, caller: Caller, job_id: int) -> dict[str, Any]:
@@ -173,7 +261,9 @@ def _asked(caller: Caller, job_id: int) -> Asked:
     return Asked(job_id, caller.tenant_id, new_token())
 
 
-def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | TooFew) -> Problem:
+def _problem(
+    verb: str, job_id: int, answer: NotPossible | Unknown | Stale | TooFew | WrongKind
+) -> Problem:
     match answer:
         case Unknown():
             return no_such_job(job_id)
@@ -198,6 +288,8 @@ def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | Too
                 "validation_failed",
                 f"maxRetry: {answer.attempts} attempts have begun, so at least {answer.attempts}",
             )
+        case WrongKind():
+            return at_field(answer.fields[0], "is for schedules")
         case _:
             assert_never(answer)
 
@@ -210,15 +302,23 @@ def _revisions(if_match: str) -> frozenset[int] | None:
     return frozenset(int(found[1]) for part in parts if (found := _ETAG.fullmatch(part)))
 
 
-def _other_params(sent: dict[str, Any]) -> OtherParams | None:
+def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"]:
+    try:
+        return ResumeJob.model_validate(sent).missed
+    except ValidationError as error:
+        raise validation_problem(list(error.errors(include_url=False))) from None
+
+
+def _other_params(sent: dict[str, Any]) -> tuple[TriggerJob, OtherParams | None]:
     try:
         request = TriggerJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
-    return OtherParams(params_text(request.params)) if request.model_fields_set else None
+    given = "params" in request.model_fields_set
+    return request, OtherParams(params_text(request.params)) if given else None
 
 
-def _new_values(sent: dict[str, Any]) -> NewValues:
+def _new_values(sent: dict[str, Any]) -> tuple[ChangeJob, NewValues]:
     try:
         request = ChangeJob.model_validate(sent)
     except ValidationError as error:
@@ -229,10 +329,11 @@ def _new_values(sent: dict[str, Any]) -> NewValues:
         columns["retry_interval_ms"] = round(request.retry_interval_seconds * 1000)
     if "expires_at" in fields:
         columns["expires_at"] = None if request.expires_at is None else epoch_ms(request.expires_at)
-    return NewValues(
+    return request, NewValues(
         columns=columns,
         due_ms=epoch_ms(request.run_at) if "run_at" in fields else None,
         delay_ms=request.delay_ms if "delay_ms" in fields else None,
         new_params="params" in fields,
         params=params_text(request.params),
+        of_schedules=tuple(ONLY_SCHEDULES[name] for name in ONLY_SCHEDULES if name in fields),
     )

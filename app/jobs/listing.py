@@ -84,7 +84,10 @@ async def list_children_page(
 
 
 def _items(page: JobPage) -> list[dict[str, Any]]:
-    return [listed_job_view(job, page.results, page.long_results) for job in page.jobs]
+    return [
+        listed_job_view(job, page.results, page.long_results, page.schedules.get(job["id"]))
+        for job in page.jobs
+    ]
 
 
 def _filter(query: Mapping[str, list[str]]) -> JobFilter:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.reads import JOB_COLUMNS, results_of
-from app.lifecycle.states import JobStatus
+from app.lifecycle.reads import JOB_COLUMNS, read_schedules, results_of
+from app.lifecycle.states import JobKind, JobStatus
 from app.plumbing.database import Database
 
 WALK_ROWS: Final = 5000
@@ -52,6 +52,7 @@ class JobPage:
     results: dict[str, str]
     long_results: frozenset[str]
     before: int | None
+    schedules: dict[int, RowMapping]
 
 
 async def list_jobs(
@@ -77,7 +78,7 @@ async def list_jobs(
         else:
             jobs, onward = await lister.walk(low, high)
     results, long = await _results(connection, jobs)
-    return JobPage(jobs, results, long, onward)
+    return JobPage(jobs, results, long, onward, await _schedules(connection, jobs))
 
 
 class _Lister:
@@ -166,7 +167,8 @@ class _Lister:
             if len(queues) > MOST_QUEUES:
                 return None
             statuses = ", ".join(str(int(status)) for status in JobStatus)
-            condition = f"status IN ({statuses}) AND queue_id IN ({', '.join(queues)})"
+            # Schedules of all handlers lie in the queue 0; the handler is looked at again.
+            condition = f"status IN ({statuses}) AND queue_id IN (0, {', '.join(queues)})"
         else:
             return None
         rows = await self._connection.exec_driver_sql(
@@ -281,6 +283,32 @@ async def _results(
     return results_of(rows, {}), long
 
 
+async def _schedules(
+    connection: AsyncConnection, jobs: Sequence[RowMapping]
+) -> dict[int, RowMapping]:
+    """Return what makes those jobs of a page schedules that are: no statement if none is."""
+    return await read_schedules(
+        connection, [job["id"] for job in jobs if job["kind"] == JobKind.SCHEDULE]
+    )
+
+
+_SKIPS: Final = (
+    "SELECT from_time, to_time, count, reason FROM schedule_skip WHERE schedule_id = :schedule "
+)
+
+
+async def list_skips(
+    connection: AsyncConnection, schedule_id: int, *, before: int | None, limit: int
+) -> Sequence[RowMapping]:
+    """Return what did not run of a schedule, latest first, by the unique key."""
+    older = "" if before is None else "AND from_time < :before "
+    rows = await connection.execute(
+        text(f"{_SKIPS}{older}ORDER BY from_time DESC LIMIT :limit"),
+        {"schedule": schedule_id, "limit": limit} | ({} if before is None else {"before": before}),
+    )
+    return rows.mappings().all()
+
+
 async def list_children(
     connection: AsyncConnection,
     parent_id: int,
@@ -305,7 +333,7 @@ async def list_children(
         if len(rows) <= limit:
             found = await connection.execute(
                 text(
-                    f"SELECT {JOB_COLUMNS}, nominal_time, shard_index, child_key FROM job_info "
+                    f"SELECT {JOB_COLUMNS}, shard_index, child_key FROM job_info "
                     f"WHERE parent_id = :parent AND {one} AND tenant_id = :tenant ORDER BY "
                     "nominal_time DESC, shard_index DESC, child_key DESC LIMIT :limit"
                 ),
@@ -317,4 +345,4 @@ async def list_children(
         last = page[-1]
         onward = (last["nominal_time"], last["shard_index"], last["child_key"])
     results, long = await _results(connection, page)
-    return JobPage(page, results, long, None), onward
+    return JobPage(page, results, long, None, await _schedules(connection, page)), onward
