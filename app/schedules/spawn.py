@@ -201,6 +201,7 @@ class Spawner:
         term = self._lock.term
         if term is None:
             self._started_term = None
+            self._look.clear()
             await self._wait(WITHOUT_LOCK_SECONDS)
             return
         if term != self._started_term:
