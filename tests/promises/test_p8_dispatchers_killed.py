@@ -64,9 +64,9 @@ async def test_each_fire_is_on_record_once_when_dispatchers_are_killed_at_random
     engine: Engine, new_platform: NewPlatform
 ) -> None:
     dice = random.Random(8)
-    platform = new_platform(
-        engine, dispatchers=3, environment={"ONCUE_LOCK_SECONDS": "2"}
-    ).start(workers=1)
+    platform = new_platform(engine, dispatchers=3, environment={"ONCUE_LOCK_SECONDS": "2"}).start(
+        workers=1
+    )
     ids = submitted(platform)
     kills = max(2, round(SECONDS / 8))
     async with opened(engine) as database:

@@ -136,7 +136,7 @@ _LOCK: Final = {
         f"ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
-        (True, "", ""),
+        (True, "NOT INDEXED ", ""),
         (False, "FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED"),
     )
 }
@@ -224,7 +224,7 @@ _ADVANCE: Final = {
             "skip_reason = v.v_reason, finished_at = v.v_finished, updated_at = :now"
         ),
         guard=(
-            f"j.status = {_DUE} AND j.version = v.v_version"
+            f"+j.status = {_DUE} AND j.version = v.v_version"  # the sign: by id, not by status
             + (
                 " AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
                 if fenced
