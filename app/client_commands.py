@@ -42,6 +42,45 @@ ATTEMPTS: Final = 5
 commands = typer.Typer()
 
 
+class Misfire(StrEnum):
+    """What becomes of fires that nobody was there for."""
+
+    skip = "skip"
+    once = "once"
+    all = "all"
+
+
+class Overlap(StrEnum):
+    """What becomes of a fire while a run goes on."""
+
+    skip = "skip"
+    queue = "queue"
+    allow = "allow"
+    replace_ = "replace"
+
+
+class Dialect(StrEnum):
+    """How a cron expression is read."""
+
+    unix = "unix"
+    quartz = "quartz"
+
+
+class Gap(StrEnum):
+    """What becomes of a time that the clock skips."""
+
+    shift = "shift"
+    skip = "skip"
+
+
+class Fold(StrEnum):
+    """Which pass of a time that the clock repeats runs."""
+
+    first = "first"
+    both = "both"
+    second = "second"
+
+
 class Backoff(StrEnum):
     """How the pauses between attempts grow."""
 
@@ -92,13 +131,43 @@ def submit(
         str | None, typer.Option(help="Gets a signed POST when the job has ended.")
     ] = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="Make a schedule: fires as this expression says.")
+    ] = None,
+    timezone: Annotated[str | None, typer.Option(help="Of --cron, as Europe/Berlin.")] = None,
+    dialect: Annotated[Dialect | None, typer.Option(help="Of --cron.")] = None,
+    dst_gap: Annotated[Gap | None, typer.Option(help="Of --cron.")] = None,
+    dst_fold: Annotated[Fold | None, typer.Option(help="Of --cron.")] = None,
+    interval: Annotated[
+        str | None, typer.Option(help="Make a schedule: fires so often, as 5s or 15m.")
+    ] = None,
+    fixed_delay: Annotated[
+        bool, typer.Option("--fixed-delay", help="Count --interval from the end of each run.")
+    ] = False,
+    start_at: Annotated[str | None, typer.Option(help="No fire before it.")] = None,
+    end_at: Annotated[str | None, typer.Option(help="No fire after it.")] = None,
+    max_fires: Annotated[int | None, typer.Option(help="Runs until it ends.", min=1)] = None,
+    jitter: Annotated[
+        str | None, typer.Option(help="Put all its fires off by up to it, as 10m.")
+    ] = None,
+    misfire: Annotated[Misfire | None, typer.Option(help="For fires that were missed.")] = None,
+    misfire_cap: Annotated[
+        int | None, typer.Option(help="Most to make up for (with all).", min=1)
+    ] = None,
+    misfire_spacing: Annotated[
+        str | None, typer.Option(help="Between those made up for (with all), as 30s.")
+    ] = None,
+    catch_up_window: Annotated[
+        str | None, typer.Option(help="Make up for nothing older, as 2h.")
+    ] = None,
+    overlap: Annotated[Overlap | None, typer.Option(help="While a run goes on.")] = None,
     wait: Wait = False,
     timeout: WaitSeconds = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Submit a job; with --wait, return when it has ended."""
+    """Submit a job or a schedule; with --wait, return when it has ended."""
     _needs_wait(wait, timeout)
     options: dict[str, Any] = {
         "name": name,
@@ -111,6 +180,22 @@ def submit(
         "retry_backoff": None if retry_backoff is None else retry_backoff.value,
         "callback_url": callback_url,
         "labels": dict(_pair("--label", one) for one in label) if label else None,
+        "cron": cron,
+        "timezone": timezone,
+        "cron_dialect": _word(dialect),
+        "dst_gap": _word(dst_gap),
+        "dst_fold": _word(dst_fold),
+        "interval": _duration("--interval", interval),
+        "interval_mode": "fixedDelay" if fixed_delay else None,
+        "start_at": _moment("--start-at", start_at),
+        "end_at": _moment("--end-at", end_at),
+        "max_fires": max_fires,
+        "jitter": _duration("--jitter", jitter),
+        "misfire_policy": _word(misfire),
+        "misfire_cap": misfire_cap,
+        "misfire_spacing": _duration("--misfire-spacing", misfire_spacing),
+        "catch_up_window": _duration("--catch-up-window", catch_up_window),
+        "overlap_policy": _word(overlap),
     }
     if request_id is not None:
         options["request_id"] = request_id
@@ -205,10 +290,53 @@ def pause(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiK
 
 
 @commands.command()
-def resume(job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
+def resume(
+    job_id: JobId,
+    catch_up: Annotated[
+        bool,
+        typer.Option("--catch-up", help="Deal with what a schedule missed by its misfire policy."),
+    ] = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
     """Let a paused job go on."""
     with _talking(url, api_key) as client:
-        _show(client.resume(job_id), as_json=as_json)
+        _show(client.resume(job_id, missed="catchUp" if catch_up else None), as_json=as_json)
+
+
+@commands.command()
+def backfill(
+    schedule_id: JobId,
+    first: Annotated[str, typer.Option("--from", help="The first moment, included; RFC 3339.")],
+    last: Annotated[str, typer.Option("--to", help="The last moment, included; RFC 3339.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would run.")] = False,
+    max_concurrent: Annotated[int, typer.Option(help="Runs at a time.", min=1, max=100)] = 1,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run the fires of a schedule in a past range that have no job."""
+    since, until = _given_moment("--from", first), _given_moment("--to", last)
+    with _talking(url, api_key) as client:
+        found = client.backfill(
+            schedule_id, since, until, dry_run=dry_run, max_concurrent=max_concurrent
+        )
+        show.show_json(found) if as_json else show.show_backfill(found)
+
+
+@commands.command()
+def skips(
+    schedule_id: JobId,
+    limit: Annotated[int, typer.Option(help="Most rows to show.", min=1)] = 50,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List the fires of a schedule that did not run, latest first, and why."""
+    with _talking(url, api_key) as client:
+        found = list(itertools.islice(client.skips(schedule_id, page_size=min(limit, 200)), limit))
+        show.show_json_list(found) if as_json else show.show_skips(found)
 
 
 @commands.command()
@@ -336,15 +464,35 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _moment(flag: str, given: str | None) -> datetime | None:
-    if given is None:
-        return None
+    return None if given is None else _given_moment(flag, given)
+
+
+def _given_moment(flag: str, given: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(given)
+        moment: datetime | None = datetime.fromisoformat(given)
     except ValueError:
         moment = None
     if moment is None or moment.utcoffset() is None:
         _end(BAD_USAGE, f"{flag} is a time with an offset, as 2030-01-31T09:00:00Z, not {given!r}")
     return moment
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
+
+
+def _duration(flag: str, given: str | None) -> float | None:
+    """Read a duration, as 5s, 250ms, 15m, 2h or 1d; a plain number is seconds."""
+    if given is None:
+        return None
+    number = given.rstrip("smhd")
+    try:
+        return float(number) * _UNITS[given[len(number) :]]
+    except (ValueError, KeyError):
+        _end(BAD_USAGE, f"{flag} is a duration, as 5s, 250ms, 15m, 2h or 1d, not {given!r}")
+
+
+def _word(choice: StrEnum | None) -> str | None:
+    return None if choice is None else choice.value
 
 
 def _pair(flag: str, given: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from oncue.results import (
+        Backfill,
         ClockChange,
         CronFire,
         CronPreview,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         JobError,
         JobWarning,
         OfferedHandler,
+        Schedule,
+        Skipped,
         Worker,
     )
     from oncue.retries import Retries
@@ -52,6 +55,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "Backfill": "results",
     "ClockChange": "results",
     "CronFire": "results",
     "CronPreview": "results",
@@ -60,6 +64,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "JobError": "results",
     "JobWarning": "results",
     "OfferedHandler": "results",
+    "Schedule": "results",
+    "Skipped": "results",
     "Worker": "results",
     "NewJob": "submission",
 }
@@ -67,6 +73,7 @@ _LOADED_WHEN_ASKED_FOR = {
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "Backfill",
     "Client",
     "ClockChange",
     "Conflict",
@@ -87,6 +94,8 @@ __all__ = [
     "OncueError",
     "Retries",
     "Retry",
+    "Schedule",
+    "Skipped",
     "Unauthorized",
     "Unavailable",
     "WaitTimeout",

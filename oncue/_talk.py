@@ -6,6 +6,7 @@ told what came of it. The two clients of `oncue.client` only do what they are to
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -20,7 +21,19 @@ import httpx
 from pydantic import ValidationError
 
 from oncue.errors import ApiError, Invalid, JobFailed, Unavailable, WaitTimeout, api_error
-from oncue.results import CronPreview, Execution, Item, Job, OfferedHandler, Page, Result, Worker
+from oncue.results import (
+    Backfill,
+    CronPreview,
+    Execution,
+    Item,
+    Job,
+    OfferedHandler,
+    Page,
+    Result,
+    Skipped,
+    Worker,
+    rfc3339,
+)
 from oncue.retries import Retries
 from oncue.submission import CronOptions, JobFilter, NewJob, cron_query_of, query_of
 
@@ -196,6 +209,32 @@ class Talks:
         """
         request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=verb == "cancel")
         return _read(Job, (yield from self._exchange(request)))
+
+    def resume(self, job_id: int, missed: str | None) -> Talk[Job]:
+        """Let a paused job go on; for a schedule, say what becomes of the fires it missed."""
+        if missed is None:
+            return (yield from self.change(job_id, "resume"))
+        body = json.dumps({"missed": missed}).encode()
+        request = Send("POST", f"{_job_path(job_id)}/resume", body=body, repeatable=False)
+        return _read(Job, (yield from self._exchange(request)))
+
+    def backfill(
+        self, job_id: int, first: datetime, last: datetime, *, dry_run: bool, max_concurrent: int
+    ) -> Talk[Backfill]:
+        """Have past fires run; a second try of it would find them done, or on their way."""
+        asked = {
+            "from": rfc3339(first),
+            "to": rfc3339(last),
+            "dryRun": dry_run,
+            "maxConcurrent": max_concurrent,
+        }
+        path = f"{_job_path(job_id)}/backfill"
+        request = Send("POST", path, body=json.dumps(asked).encode(), repeatable=dry_run)
+        return _read(Backfill, (yield from self._exchange(request)))
+
+    def skips(self, job_id: int, limit: int) -> Pages[Skipped]:
+        """The pages of the fires of a schedule that did not run, latest first."""
+        return self._pages(Page[Skipped], f"{_job_path(job_id)}/skips", limit)
 
     def _pages(
         self,
