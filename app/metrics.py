@@ -54,6 +54,11 @@ class Metrics:
             "oncue_claim_lateness_seconds", "Due time to claim", buckets=_FAST, registry=r
         )
         self.fires = Counter("oncue_schedule_fires", "Jobs made by schedules", registry=r)
+        self.broken_schedules = Counter(
+            "oncue_schedule_broken_looks",
+            "Looks at schedules that cannot be planned (their zone is gone, say)",
+            registry=r,
+        )
         self.fires_skipped = Counter(
             "oncue_schedule_fires_skipped", "Fires that did not run", ["reason"], registry=r
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import structlog
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -39,6 +40,9 @@ from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.schedules.decide import FIXED_DELAY, first_fire, passed_over, spread_ms_of
 from app.schedules.spawn import announce, fire_locked, skip_of, wake
+from app.schedules.zone import UnknownZone
+
+log = structlog.get_logger(__name__)
 
 TIMING: Final = frozenset(ONLY_SCHEDULES) - frozenset(OF_FIXED_TIMES) - {"max_fires"} | {
     "jitter_ms"
@@ -101,7 +105,10 @@ class ScheduleVerbs:
     async def _pass_over(self, connection: AsyncConnection, job: RowMapping) -> dict[str, Any]:
         """Put on record that the fires until now did not run; return the columns that change."""
         row = await read_plan_row(connection, self._database, job["id"])
-        decision = passed_over(row, now_ms=job["now_ms"], reason="paused")
+        try:
+            decision = passed_over(row, now_ms=job["now_ms"], reason="paused")
+        except UnknownZone as error:
+            raise at_field("timezone", f"{error}; PATCH it first") from None
         skips = [(job["id"], skip_of(entry)) for entry in decision.ledger]
         await write_ledger(connection, self._database, skips)
         last = decision.last
@@ -192,7 +199,12 @@ class ScheduleVerbs:
             return job
         spread = spread_ms_of(row)
         if job["status"] == JobStatus.PAUSED:
-            changes = await self._pass_over(connection, job)
+            changes: dict[str, Any] = {}
+            try:
+                changes = await self._pass_over(connection, job)
+            except Problem:
+                # Its zone is gone: what it missed cannot be told, and must not forbid the cure.
+                log.warning("missed_fires_unknown", job_id=job["id"], timezone=row["timezone"])
             await move_job(connection, job, asked, JobStatus.PAUSED, changes)
         elif row["next_trigger_time"] is None or row["next_trigger_time"] > job["now_ms"] + spread:
             return job

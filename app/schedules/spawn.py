@@ -25,6 +25,7 @@ from app.lifecycle.moves.fire import (
     find_next,
     fire,
     lock_due,
+    put_off,
     read_live,
 )
 from app.lifecycle.moves.follow import Claimable, Live
@@ -41,6 +42,10 @@ log = structlog.get_logger(__name__)
 
 BATCH: Final = 500
 """Schedules fired in one transaction."""
+MOST_CHILDREN: Final = 2000
+"""Children spawned in one transaction, give or take those of one schedule."""
+BROKEN_AGAIN_MS: Final = 60_000
+"""When to look again at a schedule that cannot be planned; its cursor stays."""
 LONGEST_SLEEP_SECONDS: Final = 1.0
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
 WITHOUT_LOCK_SECONDS: Final = 0.25
@@ -55,6 +60,7 @@ class Round:
     fired: Fired
     decisions: tuple[Decision, ...]
     now_ms: int
+    broken: int = 0
 
 
 async def fire_locked(
@@ -76,20 +82,33 @@ async def fire_locked(
     """
     now = int(rows[0]["now_ms"])
     live = await read_live(connection, database, rows)
-    fires, decisions = [], []
+    fires: list[Fire] = []
+    decisions: list[Decision] = []
+    broken: list[RowMapping] = []
+    children = 0
     for row in rows:
+        if children >= MOST_CHILDREN:
+            break  # the others are due still, and have the next transaction
         own = live.get(row["id"], NO_LIVE)
-        decision = decide(
-            row,
-            now_ms=now + ahead_ms,
-            grace_ms=grace_ms,
-            going=len(own.going),
-            waiting=len(own.waiting),
-        )
+        try:
+            decision = decide(
+                row,
+                now_ms=now + ahead_ms,
+                grace_ms=grace_ms,
+                going=len(own.going),
+                waiting=len(own.waiting),
+            )
+        except Exception:
+            # A zone that is gone, say: one such schedule must not stop all others.
+            log.exception("schedule_cannot_be_planned", job_id=row["id"])
+            broken.append(row)
+            continue
+        children += len(decision.runs)
         decisions.append(decision)
         fires.append(_fire_of(row, decision, own))
+    await put_off(connection, broken, until_ms=now + BROKEN_AGAIN_MS)
     fired = await fire(connection, database, fires, token=token, now_ms=now, term=term)
-    return Round(fired, tuple(decisions), now)
+    return Round(fired, tuple(decisions), now, len(broken))
 
 
 def _fire_of(row: RowMapping, decision: Decision, live: Live) -> Fire:
@@ -230,6 +249,7 @@ class Spawner:
     def _count(self, done: Round) -> None:
         metrics = self._metrics
         metrics.fires.inc(len(done.fired.spawned))
+        metrics.broken_schedules.inc(done.broken)
         for decision in done.decisions:
             for entry in decision.ledger:
                 metrics.fires_skipped.labels(entry.reason).inc(entry.count)

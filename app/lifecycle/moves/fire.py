@@ -341,6 +341,23 @@ _LEDGER: Final = {
 }
 
 
+_PUT_OFF: Final = text(
+    "UPDATE job_info SET next_trigger_time = :until, version = version + 1 "
+    f"WHERE id = :id AND status = {_DUE} AND version = :version"
+)
+
+
+async def put_off(
+    connection: AsyncConnection, schedules: Sequence[RowMapping], *, until_ms: int
+) -> None:
+    """Look at locked schedules again later; what is due for them stays so."""
+    if schedules:
+        await connection.execute(
+            _PUT_OFF,
+            [{"id": row["id"], "version": row["version"], "until": until_ms} for row in schedules],
+        )
+
+
 async def fire(
     connection: AsyncConnection,
     database: Database,
@@ -355,6 +372,8 @@ async def fire(
     Raises:
         Fenced: the term is over; the transaction must be rolled back.
     """
+    if not fires:
+        return Fired()
     moved = await connection.execute(
         _ADVANCE[database.is_sqlite, term is not None],
         {

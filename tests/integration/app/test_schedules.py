@@ -501,3 +501,66 @@ async def test_schedules_are_listed_by_their_handler(api: Door) -> None:
     assert [one["jobId"] for one in listed] == [made]
     assert listed[0]["schedule"]["intervalMs"] == HOUR
     assert (await api.client.get("/openapi/jobs?status=SCHEDULED")).json()["items"] == listed
+
+
+async def test_a_schedule_that_cannot_be_planned_stops_no_other(api: Door) -> None:
+    broken = await schedule_of(api, cronExpr="* * * * *")
+    sound = await schedule_of(api)
+    await moved_back(api.database, broken, HOUR)
+    await moved_back(api.database, sound, HOUR)
+    await change(
+        api.database, "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id", id=broken
+    )
+    cursor = await value_of(
+        api.database, "SELECT trigger_ts FROM job_info WHERE id = :id", id=broken
+    )
+    await fired(api)
+    assert len(await children(api.database, sound)) == 1
+    # Nothing is lost: once the zone is there again, it goes on from where it was.
+    assert (await job(api, broken))["status"] == "SCHEDULED"
+    await change(
+        api.database,
+        "UPDATE job_info SET timezone = 'UTC', next_trigger_time = 1 WHERE id = :id",
+        id=broken,
+    )
+    assert cursor == await value_of(
+        api.database, "SELECT trigger_ts FROM job_info WHERE id = :id", id=broken
+    )
+    await fired(api)
+    assert sum(one["count"] for one in await skips(api.database, broken)) in {59, 60}
+
+
+async def test_what_all_schedules_catch_up_on_is_spread_over_transactions(api: Door) -> None:
+    made = [
+        await schedule_of(
+            api, intervalMs=1000, overlapPolicy="allow", misfirePolicy="all", misfireCap=1000
+        )
+        for _ in range(4)
+    ]
+    for schedule in made:
+        await moved_back(api.database, schedule, HOUR)
+    term = await new_term(api.database)
+    assert await api.parts.spawner.fire_due(term) == 4
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info WHERE kind = 0") < 2100
+    await api.parts.spawner.fire_due(term)
+    for schedule in made:
+        assert 1000 <= len(await children(api.database, schedule)) <= 1020
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_schedule_whose_zone_is_gone_is_cured_by_a_patch(api: Door, paused: bool) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *")
+    if paused:
+        await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, 2 * HOUR)
+    await change(api.database, "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id", id=made)
+    if paused:
+        refused = await api.client.post(f"/openapi/jobs/{made}/resume")
+        assert refused.json()["errors"][0]["pointer"] == "/timezone"
+    answer = await patch(api, made, timezone="Europe/Paris")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["schedule"]["timezone"] == "Europe/Paris"
+    if paused:
+        assert (await api.client.post(f"/openapi/jobs/{made}/resume")).status_code == 200
+    await fired(api, back_ms=HOUR, schedule=made)
+    assert len(await children(api.database, made)) == 1
