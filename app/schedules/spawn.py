@@ -166,7 +166,9 @@ class Spawner:
         self._mend_at = float("-inf")
         self._started_term: int | None = None
         self._loop = Loop("spawner", self._step, expected=(DatabaseUnavailable, Fenced))
+        self._fills = False
         ground.bus.subscribe(FIRE, self._on_signal)
+        ground.bus.subscribe(ENDED, self._on_end)
 
     def start(self) -> None:
         """Start firing whenever the lock is held."""
@@ -212,7 +214,9 @@ class Spawner:
 
     async def fill(self) -> None:
         """Let every open backfill go on as far as its concurrency allows."""
-        for backfill_id in await self._database.read(find_backfills):
+        found = await self._database.read(find_backfills)
+        self._fills = bool(found)
+        for backfill_id in found:
             born = await step_backfill(self._database, backfill_id)
             wake(self._bus, born)
 
@@ -263,3 +267,7 @@ class Spawner:
 
     def _on_signal(self, _signal: Signal) -> None:
         self._look.set()
+
+    def _on_end(self, _signal: Signal) -> None:
+        if self._fills:
+            self._look.set()  # it may have been the run that a backfill waits for

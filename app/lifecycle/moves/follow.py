@@ -27,7 +27,7 @@ class Claimable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What became possible: tasks to claim, and whether a schedule is to be looked at now."""
+    """What became possible: tasks to claim, and whether a schedule has got its next time."""
 
     claimable: tuple[Claimable, ...] = ()
     schedules: bool = False
@@ -111,7 +111,7 @@ async def follow_ends(connection: AsyncConnection, child_ids: Sequence[int]) -> 
     await _forget({child.parent_id for child in gone}, [child.id for child in gone], connection)
     others = {child.parent_id for child in children} - {child.parent_id for child in alone}
     claimable = await free_next(connection, others)
-    return Followed(claimable, schedules=True)
+    return Followed(claimable, any(child.interval_mode == "fixedDelay" for child in children))
 
 
 async def free_next(
