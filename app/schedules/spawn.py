@@ -134,8 +134,9 @@ def skip_of(entry: Entry) -> Skip:
 def announce(bus: Bus, fired: Fired) -> None:
     """Tell everybody concerned what a committed round of fires has done."""
     wake(bus, fired.claimable)
-    if fired.cancelled:
-        bus.publish(ENDED, [list(one) for one in fired.cancelled])
+    if fired.cancelled or fired.ended:
+        ended = [[schedule_id, ""] for schedule_id in fired.ended]
+        bus.publish(ENDED, [list(one) for one in fired.cancelled] + ended)
     for worker_id, execution_id in fired.stopped:
         bus.publish(CANCEL, [worker_id, execution_id])
     if fired.owed:
@@ -259,6 +260,8 @@ class Spawner:
                 metrics.fires_skipped.labels(entry.reason).inc(entry.count)
             for run in decision.runs:
                 metrics.fire_lateness.observe(max(0, done.now_ms - run.nominal_ms) / 1000)
+        if done.fired.ended:
+            metrics.finished.labels(JobStatus.SUCCEEDED.name).inc(len(done.fired.ended))
         if done.fired.cancelled:
             metrics.finished.labels(JobStatus.CANCELLED.name).inc(len(done.fired.cancelled))
         late = [one for one in done.decisions if len(one.runs) > 1 or one.ledger]

@@ -89,13 +89,18 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What a transaction of fires has done; `stopped` are (worker, execution) to be stopped."""
+    """What a transaction of fires has done.
+
+    `cancelled` are (job, execution), `stopped` (worker, execution) to be stopped, `ended` are
+    schedules that have no fire left.
+    """
 
     claimable: tuple[Claimable, ...] = ()
     spawned: tuple[int, ...] = ()
     cancelled: tuple[tuple[int, str], ...] = ()
     stopped: tuple[tuple[str, str], ...] = ()
     owed: bool = False
+    ended: tuple[int, ...] = ()
 
 
 def due_sql(database: Database, *, limit: int | None) -> str:
@@ -405,6 +410,7 @@ async def fire(
         cancelled=tuple(done.cancelled),
         stopped=tuple(done.stopped),
         owed=done.owed,
+        ended=tuple(one.schedule["id"] for one in fires if one.ended),
     )
 
 

@@ -25,6 +25,7 @@ from tests.integration.app.rig import (
     value_of,
 )
 from tests.support.engines import Engine
+from tests.support.wait import until_async
 
 HOUR = 3_600_000
 
@@ -281,7 +282,11 @@ async def test_max_fires_and_end_at_end_a_schedule(api: Door) -> None:
         maxFires=2,
         callbackUrl="http://203.0.113.9/hook",
     )
+    waiting = asyncio.create_task(api.client.get(f"/openapi/jobs/{made}?wait=25"))
+    await until_async(lambda: api.parts.waiters.count == 1, what="the long poll")
     await fired(api, back_ms=5 * HOUR, schedule=made)
+    async with asyncio.timeout(5):
+        assert (await waiting).json()["status"] == "SUCCEEDED"
     assert len(await children(api.database, made)) == 2
     shown = await job(api, made)
     assert (shown["status"], shown["nextTriggerTime"]) == ("SUCCEEDED", None)
