@@ -396,6 +396,7 @@ async def fire(
             spawn.nominal_ms,
             spawn.due_ms,
             waits=spawn.waits or one.schedule["id"] in done.busy,
+            inherits_long=bool(one.schedule["params_in_payload"]),
         )
         for one in fires
         for spawn in one.spawns
@@ -467,10 +468,11 @@ def child_row(
     digest: str | None = None,
     own_params: bool = False,
     params: str | None = None,
+    inherits_long: bool = True,
 ) -> dict[str, Any]:
     """Return a child for `spawn_children`; without `own_params` it has those of its schedule.
 
-    `params` is JSON text.
+    `params` is JSON text; `inherits_long` is false where those of the schedule are in its row.
     """
     long = params is not None and len(params.encode()) > INLINE_BYTES
     return {
@@ -483,6 +485,7 @@ def child_row(
         "request": request_id,
         "digest": digest,
         "own": int(own_params),
+        "copies": inherits_long and not own_params,
         "params": None if long else params,
         "long": int(long),
         "body": params if long else None,
@@ -502,7 +505,7 @@ async def spawn_children(
         return Born()
     sqlite = database.is_sqlite
     in_order = sorted(children, key=lambda one: (one["parent"], one["nominal"], one["key"]))
-    rows = rows_json(in_order)
+    rows = rows_json([{name: one[name] for name in _CHILD} for one in in_order])
     await connection.execute(_SPAWN[sqlite], {"rows": rows, "token": token, "now": now_ms})
     found = (await connection.execute(_SPAWNED[sqlite], {"rows": rows})).all()
     own = [row for row in found if row.submit_token == token]
@@ -512,7 +515,7 @@ async def spawn_children(
     await connection.execute(_COPY_LABELS[sqlite], {"ids": ids})
     given = {(one["parent"], one["nominal"], one["key"]): one for one in in_order}
     asked = {row.id: given[row.parent_id, row.nominal_time, row.child_key] for row in own}
-    if heirs := [job_id for job_id in ids if not asked[job_id]["own"]]:
+    if heirs := [job_id for job_id in ids if asked[job_id]["copies"]]:
         await connection.execute(_COPY_PARAMS[sqlite], {"ids": heirs})
     await insert_payloads(
         connection,
