@@ -7,11 +7,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.jobs.digest import request_digest
-from app.lifecycle.moves.fire import Fenced
+from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
+from app.lifecycle.moves.backfill import NewBackfill, insert_backfill
+from app.lifecycle.moves.fire import Fenced, lock_due
+from app.lifecycle.moves.guard import Asked, lock_job
 from app.lifecycle.states import ExecutionStatus, JobStatus
+from app.lifecycle.token import new_token
 from app.plumbing.database import Database
+from app.schedules.spawn import fire_locked
 from tests.integration.app.rig import (
     Door,
     body_of,
@@ -569,3 +576,50 @@ async def test_a_schedule_whose_zone_is_gone_is_cured_by_a_patch(api: Door, paus
         assert (await api.client.post(f"/openapi/jobs/{made}/resume")).status_code == 200
     await fired(api, back_ms=HOUR, schedule=made)
     assert len(await children(api.database, made)) == 1
+
+
+async def test_what_is_repeated_after_an_unknown_commit_is_done_once(api: Door) -> None:
+    """`Database.write` runs its work again when a commit's answer was lost."""
+    database = api.database
+    made = await schedule_of(api, misfirePolicy="once")
+    await moved_back(database, made, 5 * HOUR)
+    term, token = await new_term(database), new_token()
+
+    async def fire(connection: AsyncConnection) -> int:
+        rows = await lock_due(connection, database, [made])
+        if rows:
+            await fire_locked(connection, database, rows, grace_ms=1, token=token, term=term)
+        return len(rows)
+
+    assert [await database.write(fire) for _ in range(2)] == [1, 0]
+    assert len(await children(database, made)) == 1
+    assert [one["count"] for one in await skips(database, made)] == [4]
+
+    verbs = ScheduleVerbs(api.parts.ground)
+    now = int(await value_of(database, f"SELECT {database.now_ms}"))
+    for request_id in (None, "lost"):
+        manual = ManualFire(f"manual:{request_id}", now, new_token(), request_id, "{}", True, "1")
+        told = []
+        for _ in range(2):
+            outcome = Outcome()
+
+            async def trigger(
+                connection: AsyncConnection,
+                manual: ManualFire = manual,
+                outcome: Outcome = outcome,
+            ) -> None:
+                job = await lock_job(connection, database, Asked(made, 0, new_token()), "trigger")
+                assert isinstance(job, RowMapping)
+                await verbs.trigger(connection, job, manual, outcome)
+
+            await database.write(trigger)
+            told.append((outcome.child_id, outcome.is_new))
+        assert told[0] == told[1]
+        assert told[0][1]
+    assert len(await children(database, made)) == 3
+    new = NewBackfill(made, new_token(), 1, 2, 1)
+    first, again = [
+        await database.write(lambda connection: insert_backfill(connection, database, new))
+        for _ in range(2)
+    ]
+    assert first["id"] == again["id"]
