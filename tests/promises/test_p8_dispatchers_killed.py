@@ -59,7 +59,7 @@ async def fires_of(database: Any, ids: list[int]) -> dict[int, list[int]]:
     return {schedule: sorted(found[schedule]) for schedule in ids}
 
 
-@pytest.mark.timeout(300 + 4 * SECONDS)
+@pytest.mark.timeout(400 + 8 * SECONDS)
 async def test_each_fire_is_on_record_once_when_dispatchers_are_killed_at_random(
     engine: Engine, new_platform: NewPlatform
 ) -> None:
@@ -110,7 +110,7 @@ async def test_each_fire_is_on_record_once_when_dispatchers_are_killed_at_random
             blocked = platform.get("/openapi/jobs?status=BLOCKED&limit=1")["items"]
             return not counts and not running and not blocked
 
-        until(all_ended, 120, what="every run to end")
+        until(all_ended, 120 + 4 * SECONDS, what="every run to end")
         states = await rows_of(
             database, "SELECT DISTINCT status FROM job_info WHERE parent_id IS NOT NULL"
         )
