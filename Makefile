@@ -3,12 +3,13 @@
 PYTHON_IN_VENV := .venv/bin/python
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml --extra server
+CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-p8 check verify generate lock clean
+.PHONY: help up test test-p8 simulate check verify generate release-api lock clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ (ONCUE_* is passed on)
 	@tools/bootstrap server
@@ -22,6 +23,10 @@ test-p8: ## Kill dispatchers while 200 schedules fire each second for two minute
 	@tools/bootstrap dev
 	ONCUE_TEST_P8_SECONDS=120 ONCUE_TEST_P8_SCHEDULES=200 $(PYTHON_IN_VENV) -m pytest -n 0 tests/promises/test_p8_dispatchers_killed.py $(ARGS)
 
+simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each over ten minutes of faults in seconds
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),1)
+
 check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	@tools/bootstrap dev
 	.venv/bin/ruff format --check
@@ -30,18 +35,25 @@ check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	.venv/bin/lint-imports --no-logo
 	$(PYTHON_IN_VENV) -m pytest -q tests/unit
 
-verify: ## Fail when a generated file (OpenAPI documents, state diagram) is stale
+verify: ## Fail when a generated file is stale, or the API breaks clients of the last release
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m tools.generate --check
+	$(PYTHON_IN_VENV) -m tools.breaking
 
 generate: ## Write the generated files anew
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m tools.generate
 
+release-api: ## Keep today's OpenAPI documents as those of the release that is being made
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m tools.generate --check
+	$(PYTHON_IN_VENV) -m tools.breaking --release
+
 lock: ## Choose the newest allowed versions of all dependencies (needs uv, or .uv/ from a set-up)
 	$(COMPILE) --upgrade -o requirements.lock
 	$(COMPILE) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+	$(CONTRACT) --upgrade -o requirements-contract.lock
 
 clean: ## Remove what can be made again; the platform's state in .oncue/ stays
-	rm -rf .venv .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-contract .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -211,7 +211,96 @@ INSERT INTO schema_revision (id, revision, oldest_code) VALUES (1, 1, 1);
 
 INSERT INTO alembic_version (version_num) VALUES ('0001');
 
--- Running upgrade 0001 -> 0005
+-- Running upgrade 0001 -> 0002
+
+ALTER TABLE job_log ADD COLUMN progress DOUBLE;
+
+ALTER TABLE job_log ADD COLUMN progress_text VARCHAR(200);
+
+ALTER TABLE job_log ADD COLUMN progress_at BIGINT;
+
+CREATE TABLE execution_log (
+    log_id BIGINT NOT NULL COMMENT 'job_log.id', 
+    next_seq BIGINT NOT NULL, 
+    head_bytes INTEGER NOT NULL, 
+    tail_bytes INTEGER NOT NULL, 
+    tail_first_seq BIGINT COMMENT 'NULL until the head is full', 
+    dropped_lines BIGINT NOT NULL COMMENT 'that slid out of the tail', 
+    dropped_bytes BIGINT NOT NULL, 
+    complete BOOL NOT NULL COMMENT 'no more lines will come', 
+    CONSTRAINT pk_execution_log PRIMARY KEY (log_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE log_chunk (
+    log_id BIGINT NOT NULL, 
+    first_seq BIGINT NOT NULL, 
+    line_count INTEGER NOT NULL, 
+    byte_count INTEGER NOT NULL, 
+    dropped_lines BIGINT NOT NULL COMMENT 'that its markers stand for', 
+    dropped_bytes BIGINT NOT NULL, 
+    body MEDIUMTEXT NOT NULL COMMENT 'JSON: [[seq, time, level, source, ...], ...]', 
+    CONSTRAINT pk_log_chunk PRIMARY KEY (log_id, first_seq)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 2 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0002' WHERE alembic_version.version_num = '0001';
+
+-- Running upgrade 0002 -> 0003
+
+CREATE TABLE handler_schema (
+    digest VARCHAR(64) NOT NULL COMMENT 'SHA-256 of the body', 
+    body MEDIUMTEXT NOT NULL, 
+    seen_at BIGINT NOT NULL, 
+    CONSTRAINT pk_handler_schema PRIMARY KEY (digest)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 3, oldest_code = 1 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0003' WHERE alembic_version.version_num = '0002';
+
+-- Running upgrade 0003 -> 0004
+
+CREATE TABLE bulk_operation (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    operation_id VARCHAR(36) NOT NULL, 
+    tenant_id INTEGER NOT NULL, 
+    client_request_id VARCHAR(128), 
+    request_digest VARCHAR(1024) NOT NULL, 
+    action VARCHAR(16) NOT NULL, 
+    filter TEXT NOT NULL COMMENT 'JSON, as the caller sent it', 
+    rate FLOAT NOT NULL COMMENT 'most changes a second', 
+    status SMALLINT NOT NULL, 
+    until_id BIGINT NOT NULL COMMENT 'later jobs are not touched', 
+    after_id BIGINT NOT NULL COMMENT 'the last job that had its turn', 
+    after_finished BIGINT NOT NULL COMMENT 'when that had finished', 
+    resume_at BIGINT NOT NULL COMMENT 'the rate allows no change before', 
+    matched BIGINT NOT NULL, 
+    matched_is_minimum BOOL NOT NULL, 
+    changed BIGINT NOT NULL DEFAULT '0', 
+    refused TEXT NOT NULL COMMENT 'JSON: how many by code', 
+    error_code VARCHAR(64), 
+    error_message VARCHAR(2000), 
+    created_at BIGINT NOT NULL, 
+    updated_at BIGINT NOT NULL, 
+    started_at BIGINT, 
+    finished_at BIGINT, 
+    CONSTRAINT pk_bulk_operation PRIMARY KEY (id), 
+    CONSTRAINT uq_bulk_operation_operation_id UNIQUE (operation_id), 
+    CONSTRAINT uq_bulk_operation_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_bulk_operation_status_id ON bulk_operation (status, id);
+
+CREATE INDEX ix_bulk_operation_tenant_id_id ON bulk_operation (tenant_id, id);
+
+CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id);
+
+UPDATE schema_revision SET revision = 4 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0004' WHERE alembic_version.version_num = '0003';
+
+-- Running upgrade 0004 -> 0005
 
 ALTER TABLE job_info ADD COLUMN expires_at BIGINT COMMENT 'fails unless an attempt has begun by then';
 
@@ -221,9 +310,9 @@ CREATE TABLE job_expiry (
     CONSTRAINT pk_job_expiry PRIMARY KEY (look_at, job_id)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
 
-UPDATE schema_revision SET revision = 2 WHERE id = 1;
+UPDATE schema_revision SET revision = 5 WHERE id = 1;
 
-UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0001';
+UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0004';
 
 -- Running upgrade 0005 -> 0006
 
@@ -269,7 +358,7 @@ CREATE INDEX ix_schedule_backfill_open ON schedule_backfill (status, id);
 
 CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);
 
-UPDATE schema_revision SET revision = 3 WHERE id = 1;
+UPDATE schema_revision SET revision = 6 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num = '0005';
 

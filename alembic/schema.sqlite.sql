@@ -2,6 +2,34 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
+CREATE TABLE bulk_operation (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	operation_id VARCHAR(36) NOT NULL, 
+	tenant_id INTEGER NOT NULL, 
+	client_request_id VARCHAR(128), 
+	request_digest VARCHAR(1024) NOT NULL, 
+	action VARCHAR(16) NOT NULL, 
+	filter TEXT NOT NULL, 
+	rate FLOAT NOT NULL, 
+	status SMALLINT NOT NULL, 
+	until_id BIGINT NOT NULL, 
+	after_id BIGINT NOT NULL, 
+	after_finished BIGINT NOT NULL, 
+	resume_at BIGINT NOT NULL, 
+	matched BIGINT NOT NULL, 
+	matched_is_minimum BOOLEAN NOT NULL, 
+	changed BIGINT DEFAULT '0' NOT NULL, 
+	refused TEXT NOT NULL, 
+	error_code VARCHAR(64), 
+	error_message VARCHAR(2000), 
+	created_at BIGINT NOT NULL, 
+	updated_at BIGINT NOT NULL, 
+	started_at BIGINT, 
+	finished_at BIGINT, 
+	CONSTRAINT ck_bulk_operation_client_request_id_length CHECK (length(client_request_id) <= 128), 
+	CONSTRAINT uq_bulk_operation_operation_id UNIQUE (operation_id), 
+	CONSTRAINT uq_bulk_operation_tenant_id_client_request_id UNIQUE (tenant_id, client_request_id)
+);
 CREATE TABLE callback_delivery (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	delivery_id VARCHAR(36) NOT NULL, 
@@ -28,6 +56,23 @@ CREATE TABLE dispatch_term (
 	holder VARCHAR(128) NOT NULL, 
 	since BIGINT NOT NULL, 
 	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
+);
+CREATE TABLE execution_log (
+	log_id BIGINT NOT NULL, 
+	next_seq BIGINT NOT NULL, 
+	head_bytes INTEGER NOT NULL, 
+	tail_bytes INTEGER NOT NULL, 
+	tail_first_seq BIGINT, 
+	dropped_lines BIGINT NOT NULL, 
+	dropped_bytes BIGINT NOT NULL, 
+	complete BOOLEAN NOT NULL, 
+	CONSTRAINT pk_execution_log PRIMARY KEY (log_id)
+);
+CREATE TABLE handler_schema (
+	digest VARCHAR(64) NOT NULL, 
+	body TEXT NOT NULL, 
+	seen_at BIGINT NOT NULL, 
+	CONSTRAINT pk_handler_schema PRIMARY KEY (digest)
 );
 CREATE TABLE job_expiry (
 	look_at BIGINT NOT NULL, 
@@ -122,7 +167,7 @@ CREATE TABLE job_log (
 	result_in_payload BOOLEAN DEFAULT '0' NOT NULL, 
 	log_pointer VARCHAR(255), 
 	stale_at BIGINT, 
-	stale_status VARCHAR(16), 
+	stale_status VARCHAR(16), progress DOUBLE, progress_text VARCHAR(200), progress_at BIGINT, 
 	CONSTRAINT uq_job_log_execution_id UNIQUE (execution_id)
 );
 CREATE TABLE job_payload (
@@ -130,6 +175,16 @@ CREATE TABLE job_payload (
 	slot VARCHAR(36) NOT NULL, 
 	body TEXT NOT NULL, 
 	CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
+);
+CREATE TABLE log_chunk (
+	log_id BIGINT NOT NULL, 
+	first_seq BIGINT NOT NULL, 
+	line_count INTEGER NOT NULL, 
+	byte_count INTEGER NOT NULL, 
+	dropped_lines BIGINT NOT NULL, 
+	dropped_bytes BIGINT NOT NULL, 
+	body TEXT NOT NULL, 
+	CONSTRAINT pk_log_chunk PRIMARY KEY (log_id, first_seq)
 );
 CREATE TABLE queue (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
@@ -207,9 +262,12 @@ CREATE TABLE worker_node (
 	last_heartbeat BIGINT NOT NULL, 
 	CONSTRAINT pk_worker_node PRIMARY KEY (id)
 );
+CREATE INDEX ix_bulk_operation_status_id ON bulk_operation (status, id);
+CREATE INDEX ix_bulk_operation_tenant_id_id ON bulk_operation (tenant_id, id);
 CREATE INDEX ix_callback_delivery_due ON callback_delivery (status, next_try_at, id);
 CREATE INDEX ix_callback_delivery_job_id ON callback_delivery (job_id);
 CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_trigger_time, id);
+CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id) WHERE finished_at IS NOT NULL;
 CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
 CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
 CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -12,10 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
+from typer.exceptions import TyperException
 
-from app.client_commands import commands
+from app import client_logs  # noqa: F401 - adds its command
+from app.client_commands import INTERRUPTED, AsJson, commands
+from app.client_show import examples, printable
 from app.cron_commands import commands as cron_commands
 from app.settings import Settings, is_loopback
+from oncue.version import __version__
 
 if TYPE_CHECKING:
     from app.embedded import EmbeddedValkey, UpSettings
@@ -24,8 +31,6 @@ AnySettings = TypeVar("AnySettings", bound=BaseSettings)
 
 app = typer.Typer(
     name="oncue",
-    help="Oncue: jobs, on cue. `oncue up` runs the whole platform on this machine.",
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,12 +52,14 @@ Handlers = Annotated[
 ]
 
 REFUSED = 2
+FAULT = 70
+OWN_PACKAGES = {"app", "oncue", "worker"}
 FIRST_JOB = (
     '{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{"hello":"world"}}'
 )
 
 
-@app.command()
+@app.command(epilog=examples("oncue up", "oncue up --port 9000 --home /tmp/try --handlers greet"))
 def up(
     port: Port = None,
     worker_port: WorkerPort = None,
@@ -67,7 +74,11 @@ def up(
     _started_by(lambda: _up(settings, worker_port, handlers or []))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "oncue dispatcher", "oncue dispatcher --host 0.0.0.0 --port 8080", "oncue settings"
+    )
+)
 def dispatcher(
     host: Host = None,
     port: Port = None,
@@ -84,7 +95,12 @@ def dispatcher(
     _started_by(lambda: run(lambda: serve(settings)))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "oncue worker --handlers my.module",
+        "oncue worker --host 0.0.0.0 --port 8081 --handlers billing --handlers mail",
+    )
+)
 def worker(
     host: Annotated[
         str | None, typer.Option(help="Address to listen on.", envvar="ONCUE_WORKER_HOST")
@@ -100,12 +116,14 @@ def worker(
         environment["ONCUE_WORKER_PORT"] = str(port)
     if handlers:
         environment["ONCUE_HANDLERS"] = ",".join(handlers)
+    if importlib.util.find_spec("uvicorn") is None:
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
     # The worker shares no code with the dispatcher: this process becomes it.
     os.execve(sys.executable, [sys.executable, "-m", "worker"], environment)
 
 
-@app.command()
-def migrate() -> None:
+@app.command(epilog=examples("oncue migrate"))
+def migrate(as_json: AsJson = False) -> None:
     """Bring the database's schema up to date; nothing else needs to run."""
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -119,68 +137,99 @@ def migrate() -> None:
         _refuse(str(error))
     except SQLAlchemyError as error:
         _refuse(f"the database refuses: {getattr(error, 'orig', None) or error}")
-    typer.echo(f"schema revision {revision}: up to date")
+    if as_json:
+        typer.echo(json.dumps({"schemaRevision": revision}))
+    else:
+        typer.echo(f"schema revision {revision}: up to date")
 
 
-@app.command(name="settings")
-def show_settings() -> None:
+@app.command(
+    name="settings", epilog=examples("oncue settings", "ONCUE_PORT=9000 oncue settings --json")
+)
+def show_settings(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it means."""
     settings = _settings()
-    fields: list[tuple[str, str, str]] = [
-        (name, _shown(getattr(settings, name)), field.description or "")
+    own = [
+        {
+            "variable": f"ONCUE_{name.upper()}",
+            "value": _shown(getattr(settings, name)),
+            "description": field.description or "",
+        }
         for name, field in type(settings).model_fields.items()
     ]
-    for name, value, description in fields:
-        typer.echo(f"ONCUE_{name.upper()}={value}")
-        if description:
-            typer.echo(f"    {description}")
-    typer.echo("\nOf the worker:")
-    for name, description in WORKER_SETTINGS.items():
-        typer.echo(f"{name}={'(set)' if _is_secret(name) else ''}{_environment(name)}")
-        typer.echo(f"    {description}")
+    # The worker shares no code with the dispatcher: another process tells of it.
+    asked = subprocess.run(
+        [sys.executable, "-m", "worker.settings"], capture_output=True, text=True, check=False
+    )
+    of_worker = json.loads(asked.stdout) if asked.returncode == 0 else None
+    reason = asked.stderr.strip().rpartition("\n")[2]
+    if as_json:
+        typer.echo(json.dumps({"dispatcher": own, "worker": of_worker}, indent=2))
+    else:
+        _print_settings(own)
+        typer.echo("\nOf the worker:" + ("" if of_worker is not None else f" {reason}"))
+        _print_settings(of_worker or [])
+    if of_worker is None:
+        _refuse(reason)
 
 
-WORKER_SETTINGS = {
-    "ONCUE_DISPATCHER_URL": "dispatchers, a comma list; the next is tried when one fails",
-    "ONCUE_ADVERTISE_URL": "the worker's address as dispatchers reach it; http://host:port",
-    "ONCUE_WORKER_NAME": "its name; host name and port",
-    "ONCUE_WORKER_HOST": "address to listen on; 127.0.0.1",
-    "ONCUE_WORKER_PORT": "port to listen on; 8081",
-    "ONCUE_WORKER_CAPACITY": "runs at once; 32",
-    "ONCUE_WORKER_WEIGHT": "its share of the load relative to others; 1",
-    "ONCUE_WORKER_LABELS": "name=value,...: what `worker.NAME` labels of jobs ask for",
-    "ONCUE_HANDLERS": "modules with @handler functions, a comma list",
-    "ONCUE_WEBHOOK_SECRET": "whsec_...: signs callbacks; without it the worker delivers none",
-    "ONCUE_EGRESS_ALLOW": "networks that callbacks may reach besides public ones",
-}
+def _print_settings(listed: list[dict[str, str]]) -> None:
+    for one in listed:
+        typer.echo(f"{one['variable']}={one['value']}")
+        typer.echo(f"    {one['description']}")
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
+@app.callback(invoke_without_command=True)
+def start(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Oncue: jobs, on cue. `oncue up` runs the whole platform on this machine."""
+    if version:
+        typer.echo(f"oncue {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(REFUSED)
+
+
+def main() -> NoReturn:
+    """Run the command line; whatever goes wrong is told in one sentence."""
+    try:
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        ctx = getattr(error, "ctx", None)
+        command = "oncue" if ctx is None else ctx.command_path
+        sentence = " ".join(error.format_message().split()).rstrip(".")
+        _say(f"{sentence}: see `{command} --help`")
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        code = INTERRUPTED
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in OWN_PACKAGES:
+            raise
+        _say(f"this command needs the server: pip install 'oncue[server]' ({error.msg})")
+        code = REFUSED
+    except Exception as error:
+        if os.environ.get("ONCUE_TRACEBACK"):
+            raise
+        said = " ".join(str(error).split())
+        _say(f"a fault of oncue: {type(error).__name__}: {said} (ONCUE_TRACEBACK=1 shows where)")
+        code = FAULT
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None) -> None:
-    from app.embedded import WorkerProcess, load_secrets, when_ready
+    from app.embedded import WorkerProcess, when_ready, worker_environment
     from app.serve import serve
 
-    secret = own.webhook_secret
     api_url = f"http://{settings.host}:{settings.port}"
     worker_url = f"http://127.0.0.1:{own.worker_port}"
     process = WorkerProcess(
         {
-            "ONCUE_DISPATCHER_URL": api_url,
-            "ONCUE_REDIS_URL": settings.redis_url,
-            "ONCUE_REDIS_PREFIX": settings.redis_prefix,
-            "ONCUE_INTERNAL_TOKEN": settings.internal_token.get_secret_value(),
-            "ONCUE_WEBHOOK_SECRET": load_secrets(settings.home).webhook_secret
-            if secret is None
-            else secret.get_secret_value(),
-            "ONCUE_EGRESS_ALLOW": own.egress_allow,
-            "ONCUE_WORKER_HOST": "127.0.0.1",
-            "ONCUE_WORKER_PORT": str(own.worker_port),
+            **worker_environment(settings, own, api_url),
             "ONCUE_ADVERTISE_URL": worker_url,
-            "ONCUE_HANDLERS": own.handlers,
         }
     )
 
@@ -205,13 +254,7 @@ async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey 
 
 
 def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> None:
-    from app.embedded import (
-        EmbeddedValkey,
-        UpSettings,
-        exclusive_home,
-        load_secrets,
-        wait_for_port,
-    )
+    from app.embedded import UpSettings, embed, exclusive_home, wait_for_port
     from app.migrate import migrate as run_migrations
     from app.serve import run
 
@@ -224,17 +267,7 @@ def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> Non
     # Until the servers run, either signal simply ends this process, and with it its children.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with exclusive_home(settings.home):
-        changes: dict[str, Any] = {}
-        if not settings.internal_token.get_secret_value():
-            changes["internal_token"] = SecretStr(load_secrets(settings.home).internal_token)
-        if "database_url" not in settings.model_fields_set:
-            path = settings.home.resolve() / "oncue.db"
-            changes["database_url"] = f"sqlite+aiosqlite:///{path}"
-        valkey = None
-        if "redis_url" not in settings.model_fields_set:
-            valkey = EmbeddedValkey(settings.home)
-            changes["redis_url"] = valkey.url
-        settings = settings.model_copy(update=changes)
+        settings, valkey = embed(settings)
         for busy in (settings.port, own.worker_port):
             wait_for_port(settings.host, busy)
         run_migrations(settings.database_url)
@@ -289,6 +322,8 @@ def _logs(settings: Settings) -> None:
 
 
 def _started_by(start: Any) -> None:
+    import structlog
+
     from app.serve import StartRefused
 
     try:
@@ -297,11 +332,19 @@ def _started_by(start: Any) -> None:
         _refuse(str(error))
     except KeyboardInterrupt:
         sys.exit(0)
+    except Exception:  # noqa: BLE001 - it is logged whole, and ends the process
+        # Of a server a sentence is not enough: its log tells where it broke.
+        structlog.get_logger(__name__).exception("ended_by_a_fault")
+        sys.exit(FAULT)
 
 
 def _refuse(sentence: str) -> NoReturn:
-    typer.echo(f"oncue: {sentence}", err=True)
+    _say(sentence)
     sys.exit(REFUSED)
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"oncue: {printable(sentence)}", err=True)
 
 
 def _shown(value: Any) -> str:
@@ -326,11 +369,3 @@ def _without_password(address: str) -> str:
         return "(set)"
     secret = [name for name in url.query if "pass" in name.lower() or "secret" in name.lower()]
     return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string()
-
-
-def _is_secret(name: str) -> bool:
-    return name == "ONCUE_WEBHOOK_SECRET" and bool(os.environ.get(name))
-
-
-def _environment(name: str) -> str:
-    return "" if name == "ONCUE_WEBHOOK_SECRET" else os.environ.get(name, "")

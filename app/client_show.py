@@ -8,15 +8,21 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from app.client_schema import field_rows
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from app.schedules.preview import Fire
     from oncue.results import (
         Backfill,
+        Callback,
         Execution,
+        Explanation,
         Job,
         OfferedHandler,
+        Progress,
         Result,
         Schedule,
         Skipped,
@@ -25,9 +31,13 @@ if TYPE_CHECKING:
 
 WIDE: Final = 100_000
 """Columns where no terminal is: nothing that goes into a pipe is cut."""
+TIMES: Final = frozenset({"CREATED", "FINISHED OR NEXT", "LAST BEAT", "STARTED"})
 COLOUR_OF: Final = {
     "SUCCEEDED": "green",
     "UP": "green",
+    "DELIVERED": "green",
+    "EXHAUSTED": "red",
+    "GONE": "red",
     "FAILED": "red",
     "TIMED_OUT": "red",
     "LOST": "red",
@@ -52,8 +62,6 @@ def show_json_list(results: Iterable[Result]) -> None:
 
 def show_job(job: Job) -> None:
     """Print one job: what it is, how it stands, and its newest attempts."""
-    from rich.table import Table
-
     lines: list[tuple[str, str | None]] = [
         ("job", str(job.job_id)),
         ("status", job.status),
@@ -68,21 +76,15 @@ def show_job(job: Job) -> None:
         ("expires", (when(job.expires_at) or None) if job.finished_at is None else None),
         ("finished", when(job.finished_at) or None),
         ("params", None if job.params is None else json_line(job.params)),
-        ("progress", None if job.progress is None else json_line(job.progress)),
+        ("progress", None if job.progress is None else _progress(job.progress)),
         ("result", json_line(job.result) if job.succeeded else None),
         ("error", None if job.error is None else f"{job.error.message} ({job.error.code})"),
         *(("warning", warning.message) for warning in job.warnings),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in lines:
-        if value is not None:
-            grid.add_row(name, _text(value))
     console = out()
-    console.print(grid)
+    _print(console, _grid(lines))
     if job.executions:
-        console.print()
+        print()
         _print_executions(console, job.executions)
 
 
@@ -95,15 +97,59 @@ def show_jobs(jobs: Sequence[Job], *, more: bool) -> None:
             job.job_handler,
             job.job_name,
             f"{job.attempt}/{job.max_retry + 1}",
-            when(job.created_at),
-            when(job.finished_at) or when(job.next_trigger_time),
+            _short(job.created_at),
+            _short(job.finished_at) or _short(job.next_trigger_time),
         )
         for job in jobs
     ]
     names = ("JOB", "STATUS", "HANDLER", "NAME", "ATTEMPTS", "CREATED", "FINISHED OR NEXT")
-    _print_table(out(), names, rows)
-    if more:
-        print(f"Only the newest {len(jobs)}: --limit shows more.", file=sys.stderr)
+    print_table(out(), names, rows)
+    say_more(len(jobs), more=more)
+
+
+def show_explanation(found: Explanation) -> None:
+    """Print why a job is where it is, as a story for people."""
+    console = out()
+    code = f" ({found.reasons[0].code})" if found.reasons else ""
+    lines = [f"Job {found.job_id} is {found.status}. {found.summary}{code}"]
+    lines += [f"  also: {reason.message} ({reason.code})" for reason in found.reasons[1:]]
+    if found.attempts:
+        lines += ["", "Attempts, newest first:"]
+        lines += [
+            f"  {when(one.claimed_at) or 'at an unknown time'}  {one.story}"
+            for one in found.attempts
+        ]
+    if found.more_attempts:
+        lines.append("  There are older ones: `oncue executions` lists them.")
+    if found.next_actions:
+        lines += ["", f"Possible now: {', '.join(found.next_actions)}."]
+    for line in lines:
+        console.print(_text(line), soft_wrap=True)
+
+
+def show_executions(executions: Sequence[Execution], *, more: bool) -> None:
+    """Print a table of attempts, and say when there are more."""
+    _print_executions(out(), executions)
+    say_more(len(executions), more=more)
+
+
+def show_callbacks(callbacks: Sequence[Callback], *, more: bool) -> None:
+    """Print a table of callbacks, and say when there are more."""
+    rows = [
+        (
+            one.delivery_id,
+            one.status,
+            one.event,
+            str(one.tries),
+            when(one.ended_at) or when(one.next_try_at),
+            one.last_error or ("" if one.last_status_code is None else str(one.last_status_code)),
+            one.url,
+        )
+        for one in callbacks
+    ]
+    names = ("DELIVERY", "STATUS", "EVENT", "TRIES", "ENDED OR NEXT TRY", "LAST ANSWER", "URL")
+    print_table(out(), names, rows)
+    say_more(len(callbacks), more=more)
 
 
 def show_workers(workers: Iterable[Worker]) -> None:
@@ -115,26 +161,26 @@ def show_workers(workers: Iterable[Worker]) -> None:
             f"{one.active}/{one.capacity}",
             str(one.queued),
             f"{one.avg_cost_ms:.0f} ms",
-            when(one.last_heartbeat),
+            _short(one.last_heartbeat),
             one.url,
             " ".join(one.handlers),
         )
         for one in workers
     ]
     names = ("WORKER", "STATE", "ACTIVE", "QUEUED", "AVERAGE", "LAST BEAT", "ADDRESS", "HANDLERS")
-    _print_table(out(), names, rows)
+    print_table(out(), names, rows)
 
 
 def show_handlers(handlers: Iterable[OfferedHandler]) -> None:
     """Print a table of handlers."""
     rows = [(one.name, str(one.workers), one.isolation, one.description) for one in handlers]
-    _print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
+    print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
 
 
 def show_skips(rows: Iterable[Skipped]) -> None:
     """Print a table of fires that did not run."""
     cells = [(when(one.from_), when(one.to), str(one.count), one.reason) for one in rows]
-    _print_table(out(), ("FROM", "TO", "FIRES", "WHY"), cells)
+    print_table(out(), ("FROM", "TO", "FIRES", "WHY"), cells)
 
 
 def show_backfill(backfill: Backfill) -> None:
@@ -153,7 +199,27 @@ def show_fires(fires: Iterable[Fire]) -> None:
     rows = [
         (fire.local, when(fire.utc), (fire.clock_change or "").replace("_", " ")) for fire in fires
     ]
-    _print_table(out(), ("FIRES", "UTC", "CLOCK CHANGE"), rows)
+    print_table(out(), ("FIRES", "UTC", "CLOCK CHANGE"), rows)
+
+
+def show_handler(handler: OfferedHandler) -> None:
+    """Print one handler, and the fields of its params."""
+    checked = "checked when submitted" if handler.params_checked else "not checked when submitted"
+    console = out()
+    grid = _grid(
+        [
+            ("handler", handler.name),
+            ("description", handler.description or None),
+            ("isolation", handler.isolation),
+            ("workers", str(handler.workers)),
+            ("params", "not typed" if handler.params_schema is None else f"typed, {checked}"),
+        ]
+    )
+    _print(console, grid)
+    if handler.params_schema is not None:
+        print()
+        rows = field_rows(handler.params_schema)
+        print_table(console, ("FIELD", "TYPE", "REQUIRED", "NOTES"), rows)
 
 
 def _fires(schedule: Schedule) -> str:
@@ -176,6 +242,11 @@ def when(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(("Examples:", *lines))
+
+
 def json_line(value: Any) -> str:
     """Write JSON on one line, readable."""
     return json.dumps(value, ensure_ascii=False)
@@ -188,19 +259,42 @@ def printable(text: str) -> str:
     )
 
 
+def _progress(progress: Progress) -> str:
+    said = f" {progress.text}" if progress.text else ""
+    return f"{progress.value:.0%}{said} ({when(progress.at)})"
+
+
 def _print_executions(console: Console, executions: Sequence[Execution]) -> None:
     rows = [
         (
             str(one.attempt),
             one.status,
             (one.worker_id or "").partition("#")[0],  # the whole id is in the JSON
-            when(one.started_at or one.claimed_at),
+            _short(one.started_at or one.claimed_at),
             _took(one),
             one.reason or (f"{one.error.message} ({one.error.code})" if one.error else ""),
         )
         for one in executions
     ]
-    _print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
+    print_table(console, ("ATTEMPT", "STATUS", "WORKER", "STARTED", "TOOK", "WHY"), rows)
+
+
+def say_more(shown: int, *, more: bool) -> None:
+    """Say on standard error that a list has more than was shown."""
+    if more:
+        print(f"Only the newest {shown}: --limit shows more.", file=sys.stderr)
+
+
+def _grid(lines: Iterable[tuple[str, str | None]]) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in lines:
+        if value is not None:
+            grid.add_row(name, _text(value))
+    return grid
 
 
 def _took(execution: Execution) -> str:
@@ -209,18 +303,44 @@ def _took(execution: Execution) -> str:
     return f"{(execution.finished_at - execution.started_at).total_seconds():.3f} s"
 
 
-def _print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_grid(lines: Iterable[tuple[str, str | None]]) -> None:
+    """Print names and what they are, without those that have no value."""
+    _print(out(), _grid(lines))
+
+
+def print_table(console: Console, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table without lines."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
+        # On a narrow terminal names fold; a time in two lines cannot be read.
+        whole = not console.is_terminal or name in TIMES
+        table.add_column(name, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(_text(cell) for cell in row))
-    console.print(table)
+    _print(console, table)
+
+
+def _print(console: Console, table: Any) -> None:
+    """Print a table; where no terminal is, without the blanks that fill its last column."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _short(moment: datetime | None) -> str:
+    """Write a moment for a table: on a terminal this year's dates go without their year."""
+    text = when(moment)
+    this_year = f"{datetime.now(UTC):%Y}-"
+    return text.removeprefix(this_year) if sys.stdout.isatty() else text
 
 
 def _text(cell: str) -> Any:
+    """Write one cell: printable, and in the colour of the state that it names."""
     from rich.text import Text
 
     return Text(printable(cell), style=COLOUR_OF.get(cell, ""))

@@ -18,7 +18,13 @@ BAD_USAGE: Final = 2
 commands = typer.Typer()
 
 
-@commands.command(name="cron-preview")
+@commands.command(
+    name="cron-preview",
+    epilog=show.examples(
+        "oncue cron-preview '30 2 * * *' --timezone Europe/Berlin",
+        "oncue cron-preview '0 0 9 ? * 2#1' --dialect quartz --count 3 --json",
+    ),
+)
 def cron_preview(
     expr: Annotated[str, typer.Argument(help="The expression, as '30 2 * * *'.")],
     dialect: Annotated[

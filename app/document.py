@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
+from app.jobs.bulk_schemas import SubmitBulk
 from app.jobs.schemas import (
     BackfillJobs,
     ChangeJob,
@@ -19,7 +20,7 @@ from app.jobs.schemas import (
     SubmitJob,
     TriggerJob,
 )
-from oncue.protocol import Heartbeat, ReportsRequest
+from oncue.protocol import Heartbeat, LogsRequest, ReportsRequest
 
 TITLE: Final = "Oncue"
 VERSION: Final = "0.1.0"
@@ -40,8 +41,10 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     TriggerJob,
     ResumeJob,
     BackfillJobs,
+    SubmitBulk,
     Heartbeat,
     ReportsRequest,
+    LogsRequest,
 )
 
 
@@ -70,6 +73,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         tags=[
             {"name": "jobs", "description": "Submit jobs and look at them."},
+            {"name": "bulk", "description": "Change all jobs that match a filter."},
             {"name": "schedules", "description": "When schedules fire."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
             {"name": "operations", "description": "Health and metrics."},
@@ -88,7 +92,6 @@ def _build(app: FastAPI) -> dict[str, Any]:
     schemas["JobEnded"] = _job_ended_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    components["callbacks"] = {"JobEnded": _job_ended_callback()}
     components["securitySchemes"] = {
         "apiKey": {"type": "http", "scheme": "bearer", "description": "A caller's key."},
         "internalToken": {"type": "http", "scheme": "bearer", "description": "Workers' token."},
@@ -97,7 +100,21 @@ def _build(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             _complete(path, operation)
     _widen_integers(document)
+    _part_unions(document)
     return document
+
+
+def _part_unions(node: Any) -> None:
+    """Say that a union of objects is one of them: for `anyOf` generators mix all into one type."""
+    if isinstance(node, dict):
+        options = node.get("anyOf")
+        if options and all("$ref" in option for option in options):
+            node["oneOf"] = node.pop("anyOf")
+        for child in node.values():
+            _part_unions(child)
+    elif isinstance(node, list):
+        for child in node:
+            _part_unions(child)
 
 
 def _widen_integers(node: Any) -> None:
@@ -105,6 +122,10 @@ def _widen_integers(node: Any) -> None:
     if isinstance(node, dict):
         if node.get("type") == "integer":
             node.setdefault("format", "int64")
+            for limit in node.keys() & {"minimum", "maximum"}:
+                node[limit] = int(node[limit])  # FastAPI writes 1.0
+                if abs(node[limit]) >= 2**63 - 1:
+                    del node[limit]  # the format says it
         for child in node.values():
             _widen_integers(child)
     elif isinstance(node, list):
@@ -115,6 +136,8 @@ def _widen_integers(node: Any) -> None:
 def _complete(path: str, operation: dict[str, Any]) -> None:
     """Add security, and the answer that every route of callers may give in trouble."""
     answers = operation["responses"]
+    if "callbacks" in operation:
+        operation["callbacks"] = {"jobEnded": _job_ended_callback()}
     if answers.get("422", {}).get("content", {}).get("application/json"):
         del answers["422"]
     if path.startswith("/openapi/"):
@@ -136,6 +159,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
 
 
 def _job_ended_callback() -> dict[str, Any]:
+    """Return the callback whole: openapi-python-client takes no reference to one."""
     header = {"required": True, "in": "header", "schema": {"type": "string"}}
     return {
         "{$request.body#/callbackUrl}": {

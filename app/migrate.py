@@ -14,7 +14,8 @@ from sqlalchemy.engine import URL, make_url
 
 from app.lifecycle.tables import SCHEMA_REVISION
 
-SCRIPTS = Path(__file__).parent.parent / "alembic"
+_IN_WHEEL = Path(__file__).parent / "migrations"
+SCRIPTS = _IN_WHEEL if _IN_WHEEL.exists() else Path(__file__).parent.parent / "alembic"
 LOCK_NAME = "oncue-migrate"
 LOCK_SECONDS = 60
 

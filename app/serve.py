@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 
 from app.access.keys import BadKeys
@@ -48,23 +49,7 @@ async def serve(
         app = create_app(settings)
     except BadKeys as error:
         raise StartRefused(str(error)) from None
-    server = Server(
-        uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            loop="none",
-            http="httptools",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, int(settings.grace_seconds) - SHUTDOWN_MARGIN_SECONDS),
-        )
-    )
+    server = http_server(app, settings)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,6 +71,27 @@ async def serve(
     for result in results:
         if result is not None:
             raise result
+
+
+def http_server(app: FastAPI, settings: Settings) -> Server:
+    """Return the server of an application; nothing listens yet."""
+    return Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            loop="none",
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, int(settings.grace_seconds) - SHUTDOWN_MARGIN_SECONDS),
+        )
+    )
 
 
 async def _serve(server: Server, settings: Settings) -> None:

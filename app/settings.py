@@ -73,13 +73,24 @@ class Settings(BaseSettings):
     )
     min_interval_ms: int = Field(100, ge=1, description="shortest intervalMs of a schedule")
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
+    bulk_rate: float = Field(
+        200.0, ge=0.1, le=10_000, description="jobs a second of a bulk operation that asks for none"
+    )
+    bulk_max_rate: float = Field(
+        1000.0, ge=0.1, le=10_000, description="most jobs a second that one may ask for"
+    )
     long_poll_seconds: float = Field(300.0, ge=1, le=3600, description="most that ?wait= may ask")
+    most_streams: int = Field(
+        200, ge=0, description="most event streams at once (logs, job events); above it 429"
+    )
     callback_schedule_seconds: Annotated[tuple[float, ...], NoDecode] = Field(
         (0, 5, 15, 60, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400),
         description="pauses before each try of a callback (comma list)",
     )
     grace_seconds: float = Field(30.0, ge=1, description="a SIGTERM ends the process within this")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error"
+    )
     log_json: bool | None = Field(None, description="unset: JSON unless the output is a terminal")
     home: Path = Field(Path(".oncue"), description="state of `oncue up`")
 

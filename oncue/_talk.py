@@ -6,7 +6,6 @@ told what came of it. The two clients of `oncue.client` only do what they are to
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -20,13 +19,27 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from oncue.errors import ApiError, Invalid, JobFailed, Unavailable, WaitTimeout, api_error
+from oncue.errors import (
+    ApiError,
+    BulkTimeout,
+    Invalid,
+    JobFailed,
+    NotFound,
+    Unavailable,
+    WaitTimeout,
+    api_error,
+)
 from oncue.results import (
     Backfill,
+    BulkCount,
+    BulkOperation,
+    Callback,
     CronPreview,
     Execution,
+    Explanation,
     Item,
     Job,
+    LogLine,
     OfferedHandler,
     Page,
     Result,
@@ -35,7 +48,17 @@ from oncue.results import (
     rfc3339,
 )
 from oncue.retries import Retries
-from oncue.submission import CronOptions, JobFilter, NewJob, cron_query_of, query_of
+from oncue.submission import (
+    CronOptions,
+    JobChanges,
+    JobFilter,
+    NewJob,
+    TriggerOptions,
+    changes_body,
+    cron_query_of,
+    json_body,
+    query_of,
+)
 
 TRANSIENT: Final = frozenset({429, 502, 503, 504})
 SURELY_NOT_DONE: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -49,6 +72,8 @@ SHORTEST_POLL_SECONDS: Final = 1.0
 MAX_BATCH_JOBS: Final = 500
 MAX_BATCH_BYTES: Final = 1024 * 1024
 PAGE_SIZE: Final = 100
+BULK_LOOK_SECONDS: Final = 0.5
+"""How often a wait for a bulk operation looks at it."""
 
 Value = TypeVar("Value")
 AnyResult = TypeVar("AnyResult", bound=Result)
@@ -59,7 +84,7 @@ class Send:
     """Send this request, and tell the response or the error.
 
     `seconds` is how long the server may stay silent on purpose. One that is not `repeatable` is
-    sent again only when the try before surely had no effect.
+    sent again only when the try before surely had no effect. `if_match` is a job's revision.
     """
 
     method: str
@@ -68,6 +93,7 @@ class Send:
     body: bytes | None = None
     seconds: float = 0.0
     repeatable: bool = True
+    if_match: int | None = None
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Build it with the address, headers and timeouts of a client."""
@@ -77,7 +103,7 @@ class Send:
             self.path,
             params=dict(self.query) or None,
             content=self.body,
-            headers=None if self.body is None else {"Content-Type": "application/json"},
+            headers=self._headers(),
             timeout=httpx.Timeout(
                 connect=timeout.connect,
                 read=None if timeout.read is None else timeout.read + self.seconds,
@@ -85,6 +111,12 @@ class Send:
                 pool=timeout.pool,
             ),
         )
+
+    def _headers(self) -> dict[str, str]:
+        headers = {} if self.body is None else {"Content-Type": "application/json"}
+        if self.if_match is not None:
+            headers["If-Match"] = f'"{self.if_match}"'
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +183,23 @@ class Talks:
         """Look at a job."""
         return _read(Job, (yield from self._exchange(Send("GET", _job_path(job_id)))))
 
+    def find(self, request_id: str) -> Talk[Job | None]:
+        """Look at the job of a request: a list finds its id, and then it is read whole."""
+        query = {"clientRequestId": request_id, "limit": "1"}
+        answer = yield from self._exchange(Send("GET", "/openapi/jobs", query=query))
+        page = _read(Page[Job], answer)
+        if not page.items:
+            return None
+        try:
+            return (yield from self.get(page.items[0].job_id))
+        except NotFound:
+            return None  # its retention ended meanwhile
+
+    def explain(self, job_id: int) -> Talk[Explanation]:
+        """Ask why a job is where it is."""
+        path = f"{_job_path(job_id)}/explain"
+        return _read(Explanation, (yield from self._exchange(Send("GET", path))))
+
     def wait(self, job_id: int, timeout: float | None, *, check: bool) -> Talk[Job]:
         """Ask again and again until the job has ended."""
         deadline = math.inf if timeout is None else self._clock() + timeout
@@ -188,6 +237,23 @@ class Talks:
         """The pages of a job's executions, newest first."""
         return self._pages(Page[Execution], f"{_job_path(job_id)}/executions", limit)
 
+    def children(self, job_id: int, limit: int) -> Pages[Job]:
+        """The pages of the jobs that a schedule or a group made, latest first."""
+        return self._pages(Page[Job], f"{_job_path(job_id)}/children", limit)
+
+    def callbacks(self, job_id: int, limit: int) -> Pages[Callback]:
+        """The pages of a job's callbacks, newest first."""
+        return self._pages(Page[Callback], f"{_job_path(job_id)}/callbacks", limit)
+
+    def redeliver(self, delivery_id: str) -> Talk[Callback]:
+        """Make a callback due now; to ask twice is to ask once."""
+        path = f"/openapi/callbacks/{quote(delivery_id, safe='')}/redeliver"
+        return _read(Callback, (yield from self._exchange(Send("POST", path))))
+
+    def lines(self, execution_id: str, limit: int) -> Pages[LogLine]:
+        """The pages of an execution's lines, oldest first."""
+        return self._pages(Page[LogLine], logs_path(execution_id), limit)
+
     def workers(self, limit: int) -> Pages[Worker]:
         """The pages of the workers."""
         return self._pages(Page[Worker], "/openapi/workers", limit)
@@ -214,7 +280,7 @@ class Talks:
         """Let a paused job go on; for a schedule, say what becomes of the fires it missed."""
         if missed is None:
             return (yield from self.change(job_id, "resume"))
-        body = json.dumps({"missed": missed}).encode()
+        body = json_body({"missed": missed})
         request = Send("POST", f"{_job_path(job_id)}/resume", body=body, repeatable=False)
         return _read(Job, (yield from self._exchange(request)))
 
@@ -229,12 +295,86 @@ class Talks:
             "maxConcurrent": max_concurrent,
         }
         path = f"{_job_path(job_id)}/backfill"
-        request = Send("POST", path, body=json.dumps(asked).encode(), repeatable=dry_run)
+        request = Send("POST", path, body=json_body(asked), repeatable=dry_run)
         return _read(Backfill, (yield from self._exchange(request)))
 
     def skips(self, job_id: int, limit: int) -> Pages[Skipped]:
         """The pages of the fires of a schedule that did not run, latest first."""
         return self._pages(Page[Skipped], f"{_job_path(job_id)}/skips", limit)
+
+    def trigger(self, job_id: int, options: TriggerOptions) -> Talk[Job]:
+        """Make a waiting job due now.
+
+        It is repeated like a verb: the job may have begun, and wait for its retry, in between.
+        """
+        if unknown := options.keys() - TriggerOptions.__annotations__.keys():
+            raise TypeError(f"trigger() has no option {min(unknown)!r}")
+        request = Send(
+            "POST",
+            f"{_job_path(job_id)}/trigger",
+            body=json_body({"params": options["params"]}) if "params" in options else None,
+            if_match=options.get("revision"),
+            repeatable=False,
+        )
+        return _read(Job, (yield from self._exchange(request)))
+
+    def revise(self, job_id: int, revision: int, changes: JobChanges) -> Talk[Job]:
+        """Change a waiting job that still has this revision.
+
+        A repeat of one that was done would be refused for its revision, so there is none.
+        """
+        request = Send(
+            "PATCH",
+            _job_path(job_id),
+            body=changes_body(changes),
+            if_match=revision,
+            repeatable=False,
+        )
+        return _read(Job, (yield from self._exchange(request)))
+
+    def bulk(self, body: bytes, request_id: str) -> Talk[BulkOperation]:
+        """Ask for a bulk operation; its request id is the same in every try."""
+        request = Send("POST", "/openapi/bulk", body=body)
+        return _read(BulkOperation, (yield from self._exchange(request, request_id=request_id)))
+
+    def bulk_count(self, body: bytes) -> Talk[BulkCount]:
+        """Count what a bulk action would change."""
+        return _read(
+            BulkCount, (yield from self._exchange(Send("POST", "/openapi/bulk", body=body)))
+        )
+
+    def bulk_operation(self, operation_id: str) -> Talk[BulkOperation]:
+        """Look at a bulk operation."""
+        request = Send("GET", _bulk_path(operation_id))
+        return _read(BulkOperation, (yield from self._exchange(request)))
+
+    def bulk_operations(self, limit: int) -> Pages[BulkOperation]:
+        """The pages of the bulk operations, newest first."""
+        return self._pages(Page[BulkOperation], "/openapi/bulk", limit)
+
+    def cancel_bulk(self, operation_id: str) -> Talk[BulkOperation]:
+        """End a bulk operation; to do so twice is to do so once."""
+        request = Send("POST", f"{_bulk_path(operation_id)}/cancel")
+        return _read(BulkOperation, (yield from self._exchange(request)))
+
+    def wait_bulk(
+        self,
+        operation_id: str,
+        timeout: float | None,
+        progress: Callable[[BulkOperation], object] | None,
+    ) -> Talk[BulkOperation]:
+        """Look again and again until the operation has ended."""
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        while True:
+            operation = yield from self.bulk_operation(operation_id)
+            if progress is not None:
+                progress(operation)
+            if operation.ended:
+                return operation
+            left = deadline - self._clock()
+            if left <= 0:
+                raise BulkTimeout(operation, timeout or 0.0)
+            yield Pause(min(BULK_LOOK_SECONDS, left))
 
     def _pages(
         self,
@@ -307,6 +447,20 @@ class Talks:
 
 def _job_path(job_id: int) -> str:
     return f"/openapi/jobs/{quote(str(job_id), safe='')}"
+
+
+def _bulk_path(operation_id: str) -> str:
+    return f"/openapi/bulk/{quote(operation_id, safe='')}"
+
+
+def logs_path(execution_id: str) -> str:
+    """Where the lines of an execution are."""
+    return f"/openapi/executions/{quote(execution_id, safe='')}/logs"
+
+
+def events_path(job_id: int) -> str:
+    """Where the events of a job are."""
+    return f"{_job_path(job_id)}/events"
 
 
 def _batches(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -13,7 +13,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
@@ -21,20 +29,46 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from oncue._stream import (
+    Attempts,
+    Event,
+    EventReader,
+    Resume,
+    events_of,
+    lines_of,
+    read_job_event,
+    read_line,
+)
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
 from oncue.results import (
     Backfill,
+    BulkCount,
+    BulkOperation,
+    Callback,
     CronPreview,
     Execution,
+    Explanation,
     Item,
     Job,
+    JobEvent,
+    LogLine,
     OfferedHandler,
     Skipped,
     Worker,
 )
 from oncue.retries import Retries
-from oncue.submission import CronOptions, JobFilter, JobOptions, NewJob
+from oncue.submission import (
+    BulkAction,
+    BulkFilter,
+    CronOptions,
+    JobChanges,
+    JobFilter,
+    JobOptions,
+    NewJob,
+    TriggerOptions,
+    bulk_body,
+)
 from oncue.version import __version__
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -42,6 +76,10 @@ DEFAULT_TIMEOUT_SECONDS: Final = 15.0
 
 POOL: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 """A wait holds a connection for as long as it lasts, so the callers alone bound their number."""
+
+OPEN: Final = 200
+NOTHING_MORE: Final = 204
+"""What a stream of a job answers whose last event has been seen."""
 
 Value = TypeVar("Value")
 
@@ -70,7 +108,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         url = _address(base_url)
-        self._talks = Talks(url, retries or Retries())
+        self._url, self._retries = url, retries or Retries()
+        self._talks = Talks(url, self._retries)
         self._http = httpx.Client(
             base_url=url,
             headers=_headers(api_key),
@@ -104,6 +143,18 @@ class Client:
         """
         return self._run(self._talks.get(_id(job)))
 
+    def find(self, request_id: str) -> Job | None:
+        """Return the job of a request (`request_id`), or None when there is none."""
+        return self._run(self._talks.find(request_id))
+
+    def explain(self, job: int | Job) -> Explanation:
+        """Return why the job is not running, who ran it, and why it ended so.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return self._run(self._talks.explain(_id(job)))
+
     def wait(self, job: int | Job, *, timeout: float | None = None, check: bool = False) -> Job:
         """Return the job once it has ended, however it did.
 
@@ -122,11 +173,68 @@ class Client:
         """Iterate over the attempts to run a job, newest first."""
         return self._items(self._talks.executions(_id(job), page_size))
 
+    def children(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> Iterator[Job]:
+        """Iterate over the jobs that a schedule or a group made, latest first."""
+        return self._items(self._talks.children(_id(job), page_size))
+
+    def callbacks(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> Iterator[Callback]:
+        """Iterate over the callbacks that the ends of a job owe or owed, newest first."""
+        return self._items(self._talks.callbacks(_id(job), page_size))
+
+    def redeliver(self, callback: str | Callback) -> Callback:
+        """Deliver a callback (or its delivery id) again now, under the same `webhook-id`.
+
+        Raises:
+            NotFound: there is no such callback.
+        """
+        return self._run(self._talks.redeliver(_delivery_id(callback)))
+
+    def logs(self, of: int | Job | str, *, page_size: int = PAGE_SIZE) -> Iterator[LogLine]:
+        """Iterate over what a run has said so far, oldest first.
+
+        `of` is an execution's id, or a job (or its id): then its newest execution.
+        """
+        execution_id = of if isinstance(of, str) else self._newest(of)
+        if execution_id is not None:
+            yield from self._items(self._talks.lines(execution_id, page_size))
+
+    def follow_logs(self, of: int | Job | str) -> Iterator[LogLine]:
+        """Iterate over what a run says, from its first line to its last, as it comes.
+
+        Of a job it begins with the newest execution, waits for one if there is none, and goes
+        on with the next ones until the job has ended. A lost connection is made again: no line
+        is left out or comes twice.
+        """
+        if isinstance(of, str):
+            yield from self._lines(of)
+            return
+        attempts = Attempts()
+        job = self.get(of)
+        while True:
+            if (execution := attempts.next(job)) is not None:
+                yield from self._lines(execution.execution_id)
+                job = self.get(of)
+            elif job.ended:
+                return
+            else:
+                job = next((one.job for one in self.events(of) if attempts.is_news(one.job)), job)
+
+    def events(self, job: int | Job, *, after: str | None = None) -> Iterator[JobEvent]:
+        """Iterate over what happens to a job, from how it is now to its end.
+
+        `after` is the `event_id` of an event seen before. States that follow each other quickly
+        may be one event; the last is always told, also over lost connections.
+        """
+        for event in self._stream(events_of(_id(job), self._url, self._retries, after)):
+            yield (found := read_job_event(event))
+            if found.name == "ended":
+                return
+
     def cancel(self, job: int | Job) -> Job:
         """Cancel a job that has not ended; a running one is told to stop.
 
         Raises:
-            Conflict: in its state it cannot be cancelled. So for all four verbs.
+            Conflict: in its state it cannot be cancelled. So for all verbs.
         """
         return self._run(self._talks.change(_id(job), "cancel"))
 
@@ -164,9 +272,92 @@ class Client:
         """Iterate over the fires of a schedule that did not run, latest first."""
         return self._items(self._talks.skips(_id(schedule), page_size))
 
+    def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
+        """Run a job that waits, for its time or its retry, now; `params` replace its own.
+
+        With `revision`, only if it still has that one. One that has begun is a `Conflict`.
+        """
+        return self._run(self._talks.trigger(_id(job), options))
+
+    def revise(
+        self, job: int | Job, *, revision: int | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
+        """Change a waiting or paused job, if it is still as the caller saw it.
+
+        That is the revision of the `Job`, or the one that is given.
+
+        Raises:
+            Conflict: it has changed, or its state does not allow it.
+            TypeError: `job` is an id and no revision is given.
+            ValueError: nothing is changed.
+        """
+        return self._run(self._talks.revise(_id(job), _revision(job, revision), changes))
+
     def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
         return self._run(self._talks.change(_id(job), "retry"))
+
+    def bulk(
+        self,
+        action: BulkAction,
+        *,
+        rate: float | None = None,
+        request_id: str | None = None,
+        **narrowed: Unpack[BulkFilter],
+    ) -> BulkOperation:
+        """Change all jobs that match, in the background, up to `rate` of them a second.
+
+        Jobs whose state does not allow the action do not match. The `request_id` is drawn when
+        none is given; the same one again is the same operation.
+
+        Raises:
+            Invalid: the filter is empty or not offered.
+            Conflict: the request_id belongs to another request, or too many operations go on.
+            Unavailable: whether it goes on is unknown; ask again with its `request_id`.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        body = bulk_body(action, narrowed, rate=rate, request_id=request_id)
+        return self._run(self._talks.bulk(body, request_id))
+
+    def bulk_count(self, action: BulkAction, **narrowed: Unpack[BulkFilter]) -> BulkCount:
+        """Count the jobs that `bulk` would change, and change none."""
+        body = bulk_body(action, narrowed, dry_run=True)
+        return self._run(self._talks.bulk_count(body))
+
+    def bulk_operation(self, operation: str | BulkOperation) -> BulkOperation:
+        """Return a bulk operation as it is now.
+
+        Raises:
+            NotFound: there is none, or it has left.
+        """
+        return self._run(self._talks.bulk_operation(_operation_id(operation)))
+
+    def bulk_operations(self, *, page_size: int = PAGE_SIZE) -> Iterator[BulkOperation]:
+        """Iterate over bulk operations, newest first."""
+        return self._items(self._talks.bulk_operations(page_size))
+
+    def cancel_bulk(self, operation: str | BulkOperation) -> BulkOperation:
+        """End a bulk operation; what it has changed stays so.
+
+        Raises:
+            Conflict: it has ended otherwise.
+        """
+        return self._run(self._talks.cancel_bulk(_operation_id(operation)))
+
+    def wait_bulk(
+        self,
+        operation: str | BulkOperation,
+        *,
+        timeout: float | None = None,
+        progress: Callable[[BulkOperation], object] | None = None,
+    ) -> BulkOperation:
+        """Return a bulk operation once it has ended; `progress` is told each look at it.
+
+        Raises:
+            BulkTimeout: it had not ended after `timeout` seconds, and goes on.
+        """
+        talk = self._talks.wait_bulk(_operation_id(operation), timeout, progress)
+        return self._run(talk)
 
     def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
         """Return when a cron expression fires next, and what it means.
@@ -200,6 +391,44 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _newest(self, job: int | Job) -> str | None:
+        executions = self.get(job).executions
+        return executions[0].execution_id if executions else None
+
+    def _lines(self, execution_id: str) -> Iterator[LogLine]:
+        for event in self._stream(lines_of(execution_id, self._url, self._retries)):
+            if event.name == "end":
+                return
+            if (line := read_line(event)) is not None:
+                yield line
+
+    def _stream(self, resume: Resume) -> Iterator[Event]:
+        while True:
+            heard: Heard = None
+            try:
+                response = self._http.send(resume.request(self._http), stream=True)
+            except httpx.RequestError as error:
+                heard = error
+            else:
+                try:
+                    if response.status_code == NOTHING_MORE:
+                        return
+                    if response.status_code == OPEN:
+                        resume.opened(response)
+                        reader = EventReader()
+                        for data in response.iter_bytes():
+                            for event in reader.feed(data):
+                                resume.took(event)
+                                yield event
+                    else:
+                        response.read()
+                        heard = response
+                except httpx.RequestError:
+                    heard = None  # cut off in the middle
+                finally:
+                    response.close()
+            time.sleep(resume.pause_after(heard))
 
     def _items(self, pages: Pages[Item]) -> Iterator[Item]:
         cursor = None
@@ -242,7 +471,8 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         url = _address(base_url)
-        self._talks = Talks(url, retries or Retries())
+        self._url, self._retries = url, retries or Retries()
+        self._talks = Talks(url, self._retries)
         self._http = httpx.AsyncClient(
             base_url=url,
             headers=_headers(api_key),
@@ -265,6 +495,18 @@ class AsyncClient:
         """Return the job as it is now: see `Client.get`."""
         return await self._run(self._talks.get(_id(job)))
 
+    async def find(self, request_id: str) -> Job | None:
+        """Return the job of a request (`request_id`), or None when there is none."""
+        return await self._run(self._talks.find(request_id))
+
+    async def explain(self, job: int | Job) -> Explanation:
+        """Return why the job is not running, who ran it, and why it ended so.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return await self._run(self._talks.explain(_id(job)))
+
     async def wait(
         self, job: int | Job, *, timeout: float | None = None, check: bool = False
     ) -> Job:
@@ -280,6 +522,58 @@ class AsyncClient:
     def executions(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Execution]:
         """Iterate over the attempts to run a job, newest first."""
         return self._items(self._talks.executions(_id(job), page_size))
+
+    def children(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Job]:
+        """Iterate over the jobs that a schedule or a group made, latest first."""
+        return self._items(self._talks.children(_id(job), page_size))
+
+    def callbacks(self, job: int | Job, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Callback]:
+        """Iterate over the callbacks that the ends of a job owe or owed, newest first."""
+        return self._items(self._talks.callbacks(_id(job), page_size))
+
+    async def redeliver(self, callback: str | Callback) -> Callback:
+        """Deliver a callback (or its delivery id) again now, under the same `webhook-id`.
+
+        Raises:
+            NotFound: there is no such callback.
+        """
+        return await self._run(self._talks.redeliver(_delivery_id(callback)))
+
+    async def logs(
+        self, of: int | Job | str, *, page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[LogLine]:
+        """Iterate over what a run has said so far: see `Client.logs`."""
+        execution_id = of if isinstance(of, str) else await self._newest(of)
+        if execution_id is not None:
+            async for line in self._items(self._talks.lines(execution_id, page_size)):
+                yield line
+
+    async def follow_logs(self, of: int | Job | str) -> AsyncIterator[LogLine]:
+        """Iterate over what a run says, as it comes: see `Client.follow_logs`."""
+        if isinstance(of, str):
+            async for line in self._lines(of):
+                yield line
+            return
+        attempts = Attempts()
+        job = await self.get(of)
+        while True:
+            if (execution := attempts.next(job)) is not None:
+                async for line in self._lines(execution.execution_id):
+                    yield line
+                job = await self.get(of)
+            elif job.ended:
+                return
+            else:
+                job = await self._news(of, job, attempts)
+
+    async def events(
+        self, job: int | Job, *, after: str | None = None
+    ) -> AsyncGenerator[JobEvent, None]:
+        """Iterate over what happens to a job: see `Client.events`."""
+        async for event in self._stream(events_of(_id(job), self._url, self._retries, after)):
+            yield (found := read_job_event(event))
+            if found.name == "ended":
+                return
 
     async def cancel(self, job: int | Job) -> Job:
         """Cancel a job that has not ended: see `Client.cancel`."""
@@ -315,9 +609,71 @@ class AsyncClient:
         """Iterate over the fires of a schedule that did not run, latest first."""
         return self._items(self._talks.skips(_id(schedule), page_size))
 
+    async def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
+        """Run a job that waits, for its time or its retry, now; `params` replace its own.
+
+        With `revision`, only if it still has that one. One that has begun is a `Conflict`.
+        """
+        return await self._run(self._talks.trigger(_id(job), options))
+
+    async def revise(
+        self, job: int | Job, *, revision: int | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
+        """Change a waiting or paused job, if it is still as the caller saw it.
+
+        That is the revision of the `Job`, or the one that is given.
+
+        Raises:
+            Conflict: it has changed, or its state does not allow it.
+            TypeError: `job` is an id and no revision is given.
+            ValueError: nothing is changed.
+        """
+        return await self._run(self._talks.revise(_id(job), _revision(job, revision), changes))
+
     async def retry(self, job: int | Job) -> Job:
         """Open a FAILED or CANCELLED job again, with all its attempts anew."""
         return await self._run(self._talks.change(_id(job), "retry"))
+
+    async def bulk(
+        self,
+        action: BulkAction,
+        *,
+        rate: float | None = None,
+        request_id: str | None = None,
+        **narrowed: Unpack[BulkFilter],
+    ) -> BulkOperation:
+        """Change all jobs that match: see `Client.bulk`."""
+        request_id = request_id or uuid.uuid4().hex
+        body = bulk_body(action, narrowed, rate=rate, request_id=request_id)
+        return await self._run(self._talks.bulk(body, request_id))
+
+    async def bulk_count(self, action: BulkAction, **narrowed: Unpack[BulkFilter]) -> BulkCount:
+        """Count the jobs that `bulk` would change, and change none."""
+        body = bulk_body(action, narrowed, dry_run=True)
+        return await self._run(self._talks.bulk_count(body))
+
+    async def bulk_operation(self, operation: str | BulkOperation) -> BulkOperation:
+        """Return a bulk operation as it is now: see `Client.bulk_operation`."""
+        return await self._run(self._talks.bulk_operation(_operation_id(operation)))
+
+    def bulk_operations(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[BulkOperation]:
+        """Iterate over bulk operations, newest first."""
+        return self._items(self._talks.bulk_operations(page_size))
+
+    async def cancel_bulk(self, operation: str | BulkOperation) -> BulkOperation:
+        """End a bulk operation; what it has changed stays so: see `Client.cancel_bulk`."""
+        return await self._run(self._talks.cancel_bulk(_operation_id(operation)))
+
+    async def wait_bulk(
+        self,
+        operation: str | BulkOperation,
+        *,
+        timeout: float | None = None,
+        progress: Callable[[BulkOperation], object] | None = None,
+    ) -> BulkOperation:
+        """Return a bulk operation once it has ended: see `Client.wait_bulk`."""
+        talk = self._talks.wait_bulk(_operation_id(operation), timeout, progress)
+        return await self._run(talk)
 
     async def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
         """Return when a cron expression fires next: see `Client.cron_preview`."""
@@ -345,6 +701,54 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    async def _newest(self, job: int | Job) -> str | None:
+        executions = (await self.get(job)).executions
+        return executions[0].execution_id if executions else None
+
+    async def _news(self, of: int | Job, job: Job, attempts: Attempts) -> Job:
+        events = self.events(of)
+        try:
+            async for one in events:
+                if attempts.is_news(one.job):
+                    return one.job
+        finally:
+            await events.aclose()
+        return job
+
+    async def _lines(self, execution_id: str) -> AsyncIterator[LogLine]:
+        async for event in self._stream(lines_of(execution_id, self._url, self._retries)):
+            if event.name == "end":
+                return
+            if (line := read_line(event)) is not None:
+                yield line
+
+    async def _stream(self, resume: Resume) -> AsyncIterator[Event]:
+        while True:
+            heard: Heard = None
+            try:
+                response = await self._http.send(resume.request(self._http), stream=True)
+            except httpx.RequestError as error:
+                heard = error
+            else:
+                try:
+                    if response.status_code == NOTHING_MORE:
+                        return
+                    if response.status_code == OPEN:
+                        resume.opened(response)
+                        reader = EventReader()
+                        async for data in response.aiter_bytes():
+                            for event in reader.feed(data):
+                                resume.took(event)
+                                yield event
+                    else:
+                        await response.aread()
+                        heard = response
+                except httpx.RequestError:
+                    heard = None  # cut off in the middle
+                finally:
+                    await response.aclose()
+            await asyncio.sleep(resume.pause_after(heard))
 
     async def _items(self, pages: Pages[Item]) -> AsyncIterator[Item]:
         cursor = None
@@ -374,6 +778,22 @@ class AsyncClient:
 
 def _id(job: int | Job) -> int:
     return job if isinstance(job, int) else job.job_id
+
+
+def _operation_id(operation: str | BulkOperation) -> str:
+    return operation if isinstance(operation, str) else operation.operation_id
+
+
+def _delivery_id(callback: str | Callback) -> str:
+    return callback if isinstance(callback, str) else callback.delivery_id
+
+
+def _revision(job: int | Job, given: int | None) -> int:
+    if given is not None:
+        return given
+    if isinstance(job, int):
+        raise TypeError("give the Job as you saw it, or its revision")
+    return job.revision
 
 
 def _address(given: str | None) -> str:

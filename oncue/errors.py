@@ -8,7 +8,8 @@
     │   └── Conflict      409, 412: the request does not fit what is there
     ├── Unavailable     no usable answer, although the request was repeated
     ├── JobFailed       the job ended, but not as SUCCEEDED: `job`
-    └── WaitTimeout     the job had not ended in time, and goes on: `job`
+    ├── WaitTimeout     the job had not ended in time, and goes on: `job`
+    └── BulkTimeout     the bulk operation had not ended in time, and goes on: `operation`
 
 Codes are listed in docs/callers.md; they are stable, the sentences are not.
 """
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncue.results import Job
+    from oncue.results import BulkOperation, Job
 
 
 class OncueError(Exception):
@@ -96,6 +97,21 @@ class WaitTimeout(OncueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.job, self.timeout)
+
+
+class BulkTimeout(OncueError):
+    """The bulk operation had not ended in time; it goes on, and can be waited for again."""
+
+    def __init__(self, operation: BulkOperation, timeout: float) -> None:
+        super().__init__(
+            f"bulk operation {operation.operation_id} is still {operation.status} "
+            f"after {timeout:g} s"
+        )
+        self.operation = operation
+        self.timeout = timeout
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.operation, self.timeout)
 
 
 _CLASS_OF_STATUS: dict[int, type[ApiError]] = {

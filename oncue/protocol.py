@@ -7,10 +7,12 @@ milliseconds of the database's clock. Field names are camelCase on the wire.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from oncue.output import MAX_PROGRESS_TEXT_LENGTH
 
 PROTOCOL_VERSION: Final = 1
 
@@ -20,16 +22,27 @@ DELIVER_PATH: Final = "/deliver"
 DRAIN_PATH: Final = "/drain"
 HEARTBEAT_PATH: Final = "/internal/heartbeat"
 REPORTS_PATH: Final = "/internal/reports"
+LOGS_PATH: Final = "/internal/logs"
 
 MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_NAME_LENGTH: Final = 128
 MAX_ERROR_MESSAGE_LENGTH: Final = 2000
 MAX_INTERNAL_BODY_BYTES: Final = 8 * 1024 * 1024
+MAX_SCHEMA_BYTES: Final = 64 * 1024
+"""The longest JSON Schema of a handler's params that is published."""
+MAX_SCHEMAS_BYTES: Final = 1024 * 1024
+"""The most that all schemas of one worker, and so of one beat, may have together."""
 MAX_RUNS_PER_REQUEST: Final = 500
 MAX_REPORTS_PER_REQUEST: Final = 500
+MAX_LOG_PARTS_PER_REQUEST: Final = 500
+MAX_LINES_PER_LOG_PART: Final = 2000
+LATEST_TIME: Final = 253_402_300_799_999
+"""The last millisecond that RFC 3339 can write."""
 
 LEASE_SECONDS: Final = 15.0
 """Life of a run lease, and the age of a heartbeat from which a worker may be doubted."""
+LATEST_RUN_SECONDS: Final = 10.0
+"""How old a `/run` request may be: its worker may have been frozen, and declared dead meanwhile."""
 TOMBSTONE_SECONDS: Final = 600.0
 """How long an outcome stays readable under its run key: longer than any send can be late."""
 
@@ -44,52 +57,71 @@ def stopping_key(key: str) -> str:
     return f"{key}:stopping"
 
 
+GIVEN_UP: Final = "given-up"
+"""Stands for boot and execution under the run key of an attempt whose worker was declared dead.
+
+A `/run` that waited in the socket of a frozen process finds the attempt taken when that wakes.
+"""
+
+
 def run_mark(boot_id: str, execution_id: str) -> str:
     """Open the value under a run key: who holds it. The outcome's JSON follows once it ended."""
     return f"{boot_id} {execution_id} "
+
+
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""Integers as they are stored: a larger one is refused where it arrives."""
 
 
 class Message(BaseModel):
     """A frozen wire message; unknown fields are ignored: versions N and N-1 work together."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
     )
 
 
 class Load(Message):
     """A worker's own count of what it holds; a higher `seq` of the same boot is newer."""
 
-    seq: int
-    active: int = Field(description="Runs that hold a slot, stopping ones included.")
-    queued: int = 0
+    seq: Int64
+    active: Int32 = Field(description="Runs that hold a slot, stopping ones included.")
+    queued: Int32 = 0
 
 
 class Run(Message):
     """One attempt to be run: the assignment of a claimed task to a worker."""
 
-    job_id: int
+    job_id: Int64
     execution_id: str
-    trigger_ts: int
-    attempt: int = Field(ge=1)
-    max_attempts: int = Field(ge=1)
+    trigger_ts: Int64
+    attempt: Int32 = Field(ge=1)
+    max_attempts: Int32 = Field(ge=1)
     job_name: str
     job_handler: str
     client_request_id: str | None = None
     params: Any = None
-    timeout_ms: int = Field(gt=0)
-    shard_index: int = 0
-    shard_total: int = 1
+    timeout_ms: Int64 = Field(gt=0)
+    shard_index: Int32 = 0
+    shard_total: Int32 = 1
 
 
 class RunRequest(Message):
     """`POST /run`: all the runs that one dispatcher has for this worker now."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: Int64 = PROTOCOL_VERSION
     worker_id: str | None = Field(
         None, description="Whom the runs are for: another boot at its address refuses them (421)."
     )
-    term: int = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
+    term: Int64 = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
+    sent_at: Int64 | None = Field(
+        None, description="When it was sent; one that is older than 10 s begins nothing (503)."
+    )
     runs: list[Run] = Field(max_length=MAX_RUNS_PER_REQUEST)
 
 
@@ -137,17 +169,17 @@ class Outcome(Message):
     """
 
     execution_id: str
-    job_id: int
-    trigger_ts: int
+    job_id: Int64
+    trigger_ts: Int64
     status: OutcomeStatus
     result: Any = None
     error: Failure | None = None
     retryable: bool = True
-    retry_after_ms: int | None = Field(default=None, ge=0)
+    retry_after_ms: Int64 | None = Field(default=None, ge=0)
     stopping: bool = False
-    accepted_at: int | None = None
-    started_at: int | None = None
-    finished_at: int | None = None
+    accepted_at: Int64 | None = None
+    started_at: Int64 | None = None
+    finished_at: Int64 | None = None
 
 
 class RunAnswer(Message):
@@ -171,7 +203,7 @@ class RunResponse(Message):
 class CancelRequest(Message):
     """`POST /cancel`: stop these executions, and refuse a later `/run` of them."""
 
-    term: int
+    term: Int64
     execution_ids: list[str] = Field(max_length=MAX_RUNS_PER_REQUEST)
     reason: OutcomeStatus = OutcomeStatus.CANCELLED
 
@@ -188,7 +220,7 @@ class Delivery(Message):
     """One callback to try once: an unsigned, rendered body for one URL."""
 
     delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
-    try_number: int = Field(ge=1)
+    try_number: Int32 = Field(ge=1)
     url: str
     body: str
 
@@ -196,7 +228,7 @@ class Delivery(Message):
 class DeliverRequest(Message):
     """`POST /deliver`: callbacks that need a worker to try them now."""
 
-    term: int
+    term: Int64
     deliveries: list[Delivery] = Field(max_length=MAX_RUNS_PER_REQUEST)
 
 
@@ -211,19 +243,19 @@ class DeliveryResult(Message):
     """What became of one try. `gone` (410) ends the delivery without another try."""
 
     delivery_id: str
-    try_number: int
+    try_number: Int32
     delivered: bool
     gone: bool = False
-    status_code: int | None = None
+    status_code: Int32 | None = None
     error: str | None = Field(default=None, max_length=MAX_ERROR_MESSAGE_LENGTH)
-    latency_ms: int = 0
-    retry_after_ms: int | None = Field(default=None, ge=0)
+    latency_ms: Int32 = 0
+    retry_after_ms: Int64 | None = Field(default=None, ge=0)
 
 
 class ReportsRequest(Message):
     """`POST /internal/reports`: outcomes and tries, repeated until they are acknowledged."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: Int64 = PROTOCOL_VERSION
     worker_id: str
     load: Load
     delivers: bool = Field(
@@ -261,6 +293,8 @@ class DrainResponse(Message):
 
     state: WorkerState
     load: Load
+    unreported: int = Field(0, description="Outcomes that no dispatcher has acknowledged.")
+    deliveries: int = Field(0, description="Callbacks that it is delivering or has to report.")
 
 
 class OfferedHandler(Message):
@@ -269,19 +303,31 @@ class OfferedHandler(Message):
     name: str = Field(max_length=MAX_NAME_LENGTH)
     isolation: str = "none"
     description: str = ""
+    params_digest: str | None = Field(
+        default=None,
+        max_length=64,
+        description="SHA-256 (hex) of the text of its `ParamsSchema`; none: params are not typed.",
+    )
+
+
+class ParamsSchema(Message):
+    """The JSON Schema (draft 2020-12) of a handler's params, as text, named by its SHA-256."""
+
+    digest: str = Field(max_length=64)
+    body: str = Field(max_length=MAX_SCHEMA_BYTES)
 
 
 class Held(Message):
     """An execution that a worker runs, or has ended and not yet got acknowledged."""
 
-    job_id: int
+    job_id: Int64
     execution_id: str
 
 
 class Heartbeat(Message):
     """`POST /internal/heartbeat`: a worker's description of itself, every 5 s."""
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: Int64 = PROTOCOL_VERSION
     worker_id: str = Field(max_length=MAX_NAME_LENGTH, description="name#bootId")
     name: str = Field(max_length=64)
     boot_id: str = Field(max_length=64)
@@ -289,24 +335,32 @@ class Heartbeat(Message):
     version: str = Field(default="", max_length=64)
     state: WorkerState = WorkerState.UP
     handlers: list[OfferedHandler]
-    capacity: int = Field(ge=0)
-    weight: float = Field(default=1.0, gt=0)
+    capacity: Int32 = Field(ge=0)
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     labels: dict[str, str] = Field(default_factory=dict)
     delivers: bool = False
     load: Load
-    avg_cost_ms: float = Field(default=0.0, ge=0)
+    avg_cost_ms: float = Field(default=0.0, ge=0, le=1e15)
     cpu_idle_percent: float = Field(default=100.0, ge=0, le=100)
-    term_seen: int = 0
+    term_seen: Int64 = 0
     held: list[Held] = Field(default_factory=list)
     held_deliveries: list[str] = Field(default_factory=list)
+    schemas: list[ParamsSchema] = Field(
+        default_factory=list,
+        description="Those that the answer to the beat before asked for as `wantedSchemas`.",
+    )
 
 
 class HeartbeatResponse(Message):
     """Given only after the beat is committed."""
 
-    term: int
-    now: int = Field(description="The database's time, epoch ms.")
+    term: Int64
+    now: Int64 = Field(description="The database's time, epoch ms.")
     unwanted: list[str] = Field(description="Held executions that are to be stopped and dropped.")
+    wanted_schemas: list[str] = Field(
+        default_factory=list,
+        description="Digests of this worker's handlers whose schema is not known here yet.",
+    )
 
 
 class WorkerHealth(Message):
@@ -315,3 +369,75 @@ class WorkerHealth(Message):
     status: str = "ok"
     worker_id: str
     boot_id: str
+
+
+class LogLevel(StrEnum):
+    """How grave a line is, by the names of Python's logging."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class LogSource(StrEnum):
+    """Where a line comes from; `oncue` is the platform's own word about lines that were dropped."""
+
+    LOG = "log"
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    CTX = "ctx"
+    ONCUE = "oncue"
+
+
+class LogLine(Message):
+    """One line of an execution. `seq` counts from 1 over all its lines, dropped ones included.
+
+    A line of source `oncue` stands for the `droppedLines` and `droppedBytes` in its fields, of
+    which the last had its `seq`.
+    """
+
+    seq: int = Field(ge=1, lt=2**53)
+    time: int = Field(ge=0, le=LATEST_TIME)
+    level: LogLevel
+    source: LogSource
+    message: str
+    fields: dict[str, Any] | None = None
+
+
+class Progress(Message):
+    """How far a run has come, by its handler's word; the newest `at` counts."""
+
+    value: float = Field(ge=0, le=1)
+    text: str = Field(default="", max_length=MAX_PROGRESS_TEXT_LENGTH)
+    at: int = Field(ge=0, le=LATEST_TIME)
+
+
+class LogPart(Message):
+    """Lines of one execution that follow each other, and its newest progress.
+
+    A part is repeated unchanged until it is acknowledged: `executionId` and the first `seq`
+    name it. `complete` says that no more lines of the execution will follow.
+    """
+
+    execution_id: str = Field(max_length=64)
+    lines: list[LogLine] = Field(default_factory=list, max_length=MAX_LINES_PER_LOG_PART)
+    progress: Progress | None = None
+    complete: bool = False
+
+
+class LogsRequest(Message):
+    """`POST /internal/logs`: lines and progress of the sender's own executions."""
+
+    protocol: int = PROTOCOL_VERSION
+    worker_id: str = Field(max_length=MAX_NAME_LENGTH)
+    parts: list[LogPart] = Field(max_length=MAX_LOG_PARTS_PER_REQUEST)
+
+
+class LogsResponse(Message):
+    """Given after the commit. Everything was stored but what is of these executions."""
+
+    refused: list[str] = Field(
+        description="Unknown, another worker's, or past retention: send no more of them."
+    )

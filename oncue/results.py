@@ -39,6 +39,28 @@ class JobWarning(JobError):
     """Something that keeps an accepted job from running now."""
 
 
+class Progress(Result):
+    """How far a run has come, by its handler's word: `value` is from 0 to 1."""
+
+    value: float
+    text: str = ""
+    at: Moment | None = None
+
+
+class LogLine(Result):
+    """One line that a run said; `seq` counts all of them from 1, dropped ones included.
+
+    `source` is ctx, log, stdout or stderr; `oncue` tells in their place of lines that were dropped.
+    """
+
+    seq: int
+    time: Moment | None = None
+    level: str = "info"
+    source: str = "ctx"
+    message: str
+    fields: dict[str, Any] | None = None
+
+
 class Execution(Result):
     """One attempt to run a job on one worker, with the time of each step.
 
@@ -54,6 +76,7 @@ class Execution(Result):
     accepted_at: Moment | None = None
     started_at: Moment | None = None
     finished_at: Moment | None = None
+    progress: Progress | None = None
     result: Any = None
     error: JobError | None = None
     reason: str | None = None
@@ -140,7 +163,7 @@ class Job(Result):
     schedule: Schedule | None = None
     result: Any = None
     error: JobError | None = None
-    progress: Any = None
+    progress: Progress | None = None
     revision: int = 0
     created_at: Moment | None = None
     updated_at: Moment | None = None
@@ -158,6 +181,79 @@ class Job(Result):
     def succeeded(self) -> bool:
         """Whether the job is SUCCEEDED, so that `result` is what its handler returned."""
         return self.status == "SUCCEEDED"
+
+
+class Callback(Result):
+    """The callback that an end of a job owes or owed.
+
+    `delivery_id` is its `webhook-id`; `status` is PENDING, DELIVERED, EXHAUSTED (all tries are
+    spent) or GONE (the receiver answered 410).
+    """
+
+    delivery_id: str
+    job_id: int
+    event: str
+    url: str = ""
+    status: str
+    tries: int = 0
+    last_status_code: int | None = None
+    last_error: str | None = None
+    next_try_at: Moment | None = None
+    created_at: Moment | None = None
+    ended_at: Moment | None = None
+
+
+class Reason(Result):
+    """One reason why a job is where it is: `code` is stable, `message` is for people."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = Field(default_factory=dict)
+    since: Moment | None = None
+
+
+class ExplainedAttempt(Result):
+    """One execution of a job, with its story in a sentence."""
+
+    execution_id: str
+    attempt: int
+    worker_id: str
+    status: str
+    claimed_at: Moment | None = None
+    accepted_at: Moment | None = None
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
+    error: JobError | None = None
+    reason: str | None = None
+    story: str = ""
+
+
+class Explanation(Result):
+    """Why a job is where it is, the most telling reason first.
+
+    `attempts` are the newest 20, newest first; with `more_attempts` there are older ones.
+    `next_actions` are the verbs that are possible.
+    """
+
+    job_id: int
+    status: str
+    at: Moment | None = None
+    summary: str
+    reasons: tuple[Reason, ...] = ()
+    attempts: tuple[ExplainedAttempt, ...] = ()
+    more_attempts: bool = False
+    next_actions: tuple[str, ...] = ()
+
+
+class JobEvent(Result):
+    """What happened to a job, and the job as it was then.
+
+    `name` is waiting, claimed, started, progress, retrying, paused, blocked, scheduled or ended.
+    """
+
+    event_id: str
+    name: str
+    job: Job
 
 
 class Worker(Result):
@@ -181,12 +277,18 @@ class Worker(Result):
 
 
 class OfferedHandler(Result):
-    """A handler that at least one live worker offers; `workers` is how many do."""
+    """A handler that at least one live worker offers; `workers` is how many do.
+
+    `params_schema` is the JSON Schema of its params, None when they are not typed.
+    `params_checked` tells whether a submission that does not fit is refused now.
+    """
 
     name: str
     description: str = ""
     isolation: str = "none"
     workers: int = 0
+    params_schema: dict[str, Any] | None = None
+    params_checked: bool = False
 
 
 class CronFire(Result):
@@ -230,6 +332,46 @@ class CronPreview(Result):
     after: Moment
     items: tuple[CronFire, ...]
     next_clock_change: ClockChange | None = None
+
+
+class BulkCount(Result):
+    """How many jobs a bulk action would change; `matched_is_minimum`: at least so many."""
+
+    action: str
+    filter: dict[str, str] = Field(default_factory=dict)
+    matched: int
+    matched_is_minimum: bool = False
+
+
+class BulkOperation(Result):
+    """A bulk action as it was when the server answered.
+
+    `status` is QUEUED, RUNNING, SUCCEEDED, CANCELLED or FAILED. Of `matched` jobs (at least so
+    many, if `matched_is_minimum`) `examined` have had their turn: `changed` of them did change,
+    and `refused` counts the others by the code that says why.
+    """
+
+    operation_id: str
+    client_request_id: str | None = None
+    action: str
+    filter: dict[str, str] = Field(default_factory=dict)
+    status: str
+    rate_per_second: float = 0.0
+    matched: int = 0
+    matched_is_minimum: bool = False
+    examined: int = 0
+    changed: int = 0
+    refused: dict[str, int] = Field(default_factory=dict)
+    error: JobError | None = None
+    created_at: Moment | None = None
+    updated_at: Moment | None = None
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the operation is SUCCEEDED, CANCELLED or FAILED."""
+        return self.status in ENDED
 
 
 class Page(Result, Generic[Item]):

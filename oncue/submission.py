@@ -148,11 +148,90 @@ class NewJob:
             "overlapPolicy": self.overlap_policy,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps(given, allow_nan=False, separators=(",", ":")).encode()
+        return json_body(given)
+
+
+class JobChanges(TypedDict, total=False):
+    """What `revise` changes: what is not given stays.
+
+    None clears `params`, `timeout` (an hour) and `callback_url`. `run_at` needs a time zone;
+    durations are in seconds or a timedelta.
+    """
+
+    params: Any
+    run_at: datetime
+    delay: Seconds
+    priority: int
+    timeout: Seconds | None
+    max_retry: int
+    retry_interval: Seconds
+    retry_backoff: Literal["fixed", "exponential"]
+    callback_url: str | None
+
+
+def changes_body(changes: JobChanges) -> bytes:
+    """Return the JSON of a PATCH.
+
+    Raises:
+        TypeError: there is no such field, or params are not JSON.
+        ValueError: nothing is changed, or a value has no form in the API.
+    """
+    if not changes:
+        raise ValueError("give at least one field to change")
+    if "run_at" in changes and "delay" in changes:
+        raise ValueError("give run_at or delay, not both")
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name not in _CHANGED_NAMES:
+            raise TypeError(f"revise() changes no {name!r}")
+        fields[_CHANGED_NAMES[name]] = _wire_value(name, value)
+    return json_body(fields)
+
+
+def _wire_value(name: str, value: Any) -> Any:
+    match name:
+        case "run_at":
+            if value.utcoffset() is None:
+                raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
+            return rfc3339(value)
+        case "delay" | "timeout":
+            return _milliseconds(value)
+        case "retry_interval":
+            return _seconds(value)
+    return value
+
+
+def json_body(fields: Mapping[str, Any]) -> bytes:
+    """Write the JSON of a request.
+
+    Raises:
+        TypeError, ValueError: a value is not JSON.
+    """
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+
+
+_CHANGED_NAMES: Final = {
+    "params": "params",
+    "run_at": "runAt",
+    "delay": "delayMs",
+    "priority": "priority",
+    "timeout": "timeoutMs",
+    "max_retry": "maxRetry",
+    "retry_interval": "retryIntervalSeconds",
+    "retry_backoff": "retryBackoff",
+    "callback_url": "callbackUrl",
+}
+
+
+class TriggerOptions(TypedDict, total=False):
+    """How `trigger` runs a job: with other `params` (None: null), and only at this `revision`."""
+
+    params: Any
+    revision: int
 
 
 class JobFilter(TypedDict, total=False):
-    """What `list` may be narrowed by: one of the first five, and from (`to` excluded) when."""
+    """What `list` may be narrowed by: one of the first five, and one range (`to` excluded)."""
 
     status: str | None
     handler: str | None
@@ -161,6 +240,24 @@ class JobFilter(TypedDict, total=False):
     request_id: str | None
     created_from: datetime | None
     created_to: datetime | None
+    finished_from: datetime | None
+    finished_to: datetime | None
+
+
+BulkAction = Literal["cancel", "retry", "pause", "resume"]
+
+
+class BulkFilter(TypedDict, total=False):
+    """Which jobs a bulk action meets: a status, one of the next three, and one range."""
+
+    status: str | None
+    handler: str | None
+    name_prefix: str | None
+    label: tuple[str, str] | None
+    created_from: datetime | None
+    created_to: datetime | None
+    finished_from: datetime | None
+    finished_to: datetime | None
 
 
 class CronOptions(TypedDict, total=False):
@@ -182,6 +279,8 @@ _QUERY_NAMES: Final = {
     "request_id": "clientRequestId",
     "created_from": "createdFrom",
     "created_to": "createdTo",
+    "finished_from": "finishedFrom",
+    "finished_to": "finishedTo",
 }
 
 
@@ -211,8 +310,8 @@ def cron_query_of(expr: str, options: CronOptions) -> dict[str, str]:
     return query
 
 
-def query_of(narrowed: JobFilter) -> dict[str, str]:
-    """Return the query of a list.
+def query_of(narrowed: JobFilter | BulkFilter) -> dict[str, str]:
+    """Return the query of a list, or the filter of a bulk action.
 
     Raises:
         TypeError: there is no such filter.
@@ -221,10 +320,34 @@ def query_of(narrowed: JobFilter) -> dict[str, str]:
     query: dict[str, str] = {}
     for name, value in narrowed.items():
         if name not in _QUERY_NAMES:
-            raise TypeError(f"list() has no filter {name!r}")
+            raise TypeError(f"there is no filter {name!r}")
         if value is not None:
             query[_QUERY_NAMES[name]] = _text(name, value)
     return query
+
+
+def bulk_body(
+    action: str,
+    narrowed: BulkFilter,
+    *,
+    rate: float | None = None,
+    request_id: str | None = None,
+    dry_run: bool = False,
+) -> bytes:
+    """Return the JSON that asks for a bulk action; the same in every try.
+
+    Raises:
+        TypeError: there is no such filter.
+        ValueError: a time has no time zone, or the rate is not finite.
+    """
+    fields: dict[str, Any] = {"action": action, "filter": query_of(narrowed)}
+    if dry_run:
+        fields["dryRun"] = True
+    if rate is not None:
+        fields["ratePerSecond"] = rate
+    if request_id is not None:
+        fields["clientRequestId"] = request_id
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _text(name: str, value: object) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support.contract import installed_tools
 from tests.support.engines import ENGINE_NAMES, Engine, EngineName, Servers, migrated
 from tests.support.missing import NOT_TESTED_HERE
 from tests.support.processes import NewPlatform, Platform
@@ -25,6 +26,12 @@ def servers() -> Iterator[Servers]:
     found = Servers()
     yield found
     found.remove()
+
+
+@pytest.fixture(scope="session")
+def tools() -> Path:
+    """The folder of the programs of the contract tests."""
+    return installed_tools()
 
 
 @pytest.fixture(params=ENGINE_NAMES)

@@ -1,7 +1,7 @@
 """Write the generated files, or with `--check` fail when one of them is stale.
 
-Generated are the two OpenAPI documents, the schema dumps of both dialects and the diagram of
-the states.
+Generated are the two OpenAPI documents, the schema dumps of both dialects, the diagram of the
+states, the table of reasons, and the reference pages of the documentation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import worker.main
+from app.jobs.reason_codes import reason_table
 from app.lifecycle.states import diagram, verb_table
 from app.main import openapi_document
 from app.migrate import migrate, offline_sql
+from tools.reference import commands_page, errors_page, settings_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,6 +34,10 @@ def generated() -> dict[Path, str]:
         ROOT / "alembic" / "schema.mysql.sql": offline_sql("mysql"),
         ROOT / "alembic" / "schema.sqlite.sql": _sqlite_schema(),
         ROOT / "docs" / "states.md": _states(),
+        ROOT / "docs" / "reasons.md": _reasons(),
+        ROOT / "docs" / "reference" / "settings.md": settings_page(),
+        ROOT / "docs" / "reference" / "cli.md": commands_page(),
+        ROOT / "docs" / "reference" / "errors.md": errors_page(),
     }
 
 
@@ -84,6 +90,16 @@ def _states() -> str:
         "of the SQL come from the same table.\n\n" + diagram() + "\n\n## What callers may ask\n\n"
         "Where each verb leads; `-` is 409 `verb_not_possible`. A retry of a child whose group has "
         "ended is 409 too.\n\n" + verb_table() + "\n"
+    )
+
+
+def _reasons() -> str:
+    return (
+        "# Reasons\n\n"
+        "What `GET /openapi/jobs/{id}/explain` may answer as `code`. Generated from "
+        "`app/jobs/reason_codes.py`. The codes are stable; new ones may come.\n\n"
+        + reason_table()
+        + "\n"
     )
 
 

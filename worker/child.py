@@ -1,7 +1,8 @@
-"""The other side of `isolate.py`: `python -m worker.child FD PARENT` runs one handler and exits.
+"""The other side of `isolate.py`: `python -m worker.child FD PARENT ...` runs a handler and exits.
 
 It reads one line of JSON from standard input and writes one line, the verdict, to the file
-descriptor FD, so that nothing a handler prints can be taken for its result. It dies with its
+descriptor FD, so that nothing a handler prints can be taken for its result. What the handler
+says goes into a pipe of frames, and to where the worker's own output goes. It dies with its
 worker, and what it started with it: at once by the kernel's parent-death signal on Linux, and
 everywhere by a guardian that waits for the end of the input.
 """
@@ -23,41 +24,50 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from oncue.handlers import REGISTRY, Context
+from worker.capture import catching
+from worker.child_output import ChildOutput
 from worker.verdict import Verdict, judge_error, judge_value
 
 PR_SET_PDEATHSIG = 1
 
 
-def main(verdict_fd: int, parent_pid: int) -> None:
+def main(verdict_fd: int, parent_pid: int, frames_fd: int, stdout_fd: int, stderr_fd: int) -> None:
     """Run the one execution that stands in the first line of standard input."""
-    os.set_inheritable(verdict_fd, False)
+    for fd in (verdict_fd, frames_fd, stdout_fd, stderr_fd):
+        os.set_inheritable(fd, False)
     _die_with(parent_pid)
     requests = _take_standard_input()
     request = json.loads(requests.readline())
     _leave_guardian(requests, verdict_fd)
+    # Descriptors 1 and 2 are pipes to the worker: for what is written past Python's streams.
+    sys.stdout = open(stdout_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(stderr_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
         format=f"%(levelname)s %(name)s execution={request['context']['execution_id']} %(message)s",
     )
-    verdict = _run(request)
+    output = ChildOutput(frames_fd)
+    with catching(lambda: output):
+        verdict = _run(request, output)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     _write(verdict_fd, verdict)
 
 
-def _run(request: dict[str, Any]) -> Verdict:
+def _run(request: dict[str, Any], output: ChildOutput) -> Verdict:
     try:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)
+        # What its worker could import by then, the child can too.
+        sys.path.extend(one for one in request["path"] if one not in sys.path)
         for module in request["modules"]:
             importlib.import_module(module)
         handler = REGISTRY[request["handler"]]
-        arguments = [request["params"]]
-        if handler.takes_context:
-            arguments.append(Context(**request["context"]))
-        value = handler.function(*arguments)
+        value = handler.call(
+            request["params"], lambda: Context(**request["context"], output=output)
+        )
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return judge_value(value)
@@ -114,4 +124,4 @@ def _write(verdict_fd: int, verdict: Verdict) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*(int(argument) for argument in sys.argv[1:]))

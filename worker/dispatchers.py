@@ -28,13 +28,22 @@ class Reply:
 class Dispatchers:
     """An HTTP client over the dispatchers' addresses; it stays with the one that works."""
 
-    def __init__(self, urls: tuple[str, ...], token: str | None) -> None:
+    def __init__(
+        self,
+        urls: tuple[str, ...],
+        token: str | None,
+        session: aiohttp.ClientSession | None = None,
+    ) -> None:
         self._urls = urls
         self._current = 0
+        self._session = session or self._open_session(token)
+
+    @staticmethod
+    def _open_session(token: str | None) -> aiohttp.ClientSession:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
-        self._session = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(
                 total=REQUEST_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -16,9 +17,13 @@ from typing import Any, Final
 import structlog
 
 from oncue.handlers import Context
+from oncue.output import LogOutput
+from worker.capture import CURRENT
+from worker.child_frames import ChildPipes
 from worker.clock import DatabaseClock
 from worker.held import Execution, Phase
 from worker.isolate import kill_group, run_in_child
+from worker.log_buffer import RunLog
 from worker.verdict import Verdict, judge_error, judge_value
 
 CLEANUP_SECONDS: Final = 3.0
@@ -60,19 +65,23 @@ class Executor:
         capacity: int,
         clock: DatabaseClock,
         modules: tuple[str, ...],
+        open_log: Callable[[str], RunLog],
         ended: Callable[[Execution, Verdict, bool], None],
         gone: Callable[[Execution], None],
     ) -> None:
         self._clock = clock
+        self._open_log = open_log
         self._modules = modules
         self._ended = ended
         self._gone = gone
         self._tasks: set[asyncio.Task[Verdict]] = set()
+        self._last_words: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(max(1, capacity), thread_name_prefix="oncue-run")
 
     def start(self, execution: Execution) -> None:
         """Begin a run; its timeout counts from now."""
         loop = asyncio.get_running_loop()
+        execution.log = self._open_log(execution.id)
         if execution.handler.isolation == "process":
             execution.task = self._spawn(self._run_child(execution))
         elif execution.handler.is_async:
@@ -103,8 +112,13 @@ class Executor:
         execution.timer = loop.call_later(CLEANUP_SECONDS, self._give_up, execution)
 
     async def wait_over(self) -> None:
-        """Return when no coroutine of a run is left."""
+        """Return when no coroutine of a run is left, and the last words of children are read."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.wait_last_words()
+
+    async def wait_last_words(self) -> None:
+        """Return when what ended children said is in their logs."""
+        await asyncio.gather(*self._last_words, return_exceptions=True)
 
     def close(self) -> None:
         """Let idle threads go; busy ones are not waited for."""
@@ -128,6 +142,8 @@ class Executor:
 
     def _over(self, execution: Execution, task: asyncio.Future[Verdict]) -> None:
         self._disarm(execution)
+        if execution.log is not None and execution.last_words is None:
+            execution.log.close()
         if execution.phase is Phase.STOPPING:
             self._gone(execution)
         elif execution.stop_verdict is not None:
@@ -161,24 +177,37 @@ class Executor:
     async def _run_child(self, execution: Execution) -> Verdict:
         bind_run(execution)
         execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
+        pipes: ChildPipes | None = None
         try:
-            return await run_in_child(execution, self._context(execution), self._modules)
+            assert execution.log is not None, "a run has a log from its start"
+            pipes = ChildPipes(execution.log, lambda: self._clock.offset_ms)
+            await pipes.open()
+            return await run_in_child(execution, self._context(execution), self._modules, pipes)
         except Exception as error:
             log.exception("a child process could not be run")
             return judge_error(error)
+        finally:
+            # In the background: no report waits for a run's last words.
+            if pipes is not None:
+                self._hear_out(execution, pipes)
+
+    def _hear_out(self, execution: Execution, pipes: ChildPipes) -> None:
+        task = asyncio.get_running_loop().create_task(pipes.drain())
+        execution.last_words = task
+        self._last_words.add(task)
+        task.add_done_callback(self._last_words.discard)
 
     def _call(self, execution: Execution) -> Any:
         execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
-        handler = execution.handler
-        if handler.takes_context:
-            return handler.function(execution.run.params, self._context(execution))
-        return handler.function(execution.run.params)
+        return execution.handler.call(execution.run.params, lambda: self._context(execution))
 
     def _failed(self, execution: Execution, error: BaseException) -> Verdict:
         verdict = judge_error(error)
         if execution.stop_verdict is None:
             trace = error if verdict.code == "handler_error" else None
             log.warning("the handler failed", code=verdict.code, exc_info=trace)
+            if trace is not None and execution.log is not None:
+                execution.log.add("error", "log", _trace(error), {"logger": "oncue.handler"})
         return verdict
 
     def _context(self, execution: Execution) -> Context:
@@ -197,9 +226,18 @@ class Executor:
             shard_index=run.shard_index,
             shard_total=run.shard_total,
             cancel_event=execution.cancel_event,
+            output=execution.log or LogOutput(),
         )
 
 
+def _trace(error: BaseException) -> str:
+    try:
+        return "the handler failed\n" + "".join(traceback.format_exception(error)).rstrip()
+    except Exception:  # noqa: BLE001 (a broken __str__ must not hide that the handler failed)
+        return f"the handler failed with {type(error).__name__}"
+
+
 def bind_run(execution: Execution) -> None:
-    """Put the run's ids on every log line that is written from here on in this context."""
+    """From here on in this context, log lines have the run's ids, and the run what is printed."""
+    CURRENT.set(execution.log)
     structlog.contextvars.bind_contextvars(job_id=execution.run.job_id, execution_id=execution.id)

@@ -20,18 +20,21 @@ from oncue.protocol import (
     Heartbeat,
     HeartbeatResponse,
     OfferedHandler,
+    ParamsSchema,
     WorkerState,
 )
 from oncue.protocol import Held as HeldExecution
 from worker.clock import DatabaseClock, boot_seconds
 from worker.cost import RecentCost
-from worker.cpu import CpuIdle
 from worker.held import Held, Terms
 from worker.liveness import Liveness
+from worker.offered import Offer
 
 BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
 REQUEST_TIMEOUT_SECONDS: Final = 3.0
+SCHEMAS_AGAIN_SECONDS: Final = 60.0
+"""How long beats stay plain after one with schemas failed: it may be too much for a proxy."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,12 +49,17 @@ class Identity:
     weight: float
     labels: dict[str, str]
     delivers: bool
-    handlers: tuple[OfferedHandler, ...]
+    offer: Offer
 
     @property
     def worker_id(self) -> str:
         """Name and boot id: a restarted worker is another worker."""
         return f"{self.name}#{self.boot_id}"
+
+    @property
+    def handlers(self) -> tuple[OfferedHandler, ...]:
+        """What it offers."""
+        return self.offer.handlers
 
 
 class BeatFailed(Exception):
@@ -61,8 +69,14 @@ class BeatFailed(Exception):
 class BeatSender:
     """A blocking client with one connection, to the first dispatcher that answers 200."""
 
-    def __init__(self, urls: Sequence[str], token: str | None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: str | None,
+        connect: Callable[[str], http.client.HTTPConnection] | None = None,
+    ) -> None:
         self._urls = urls
+        self._connect = connect or _connection_to
         self._current = 0
         self._connection: http.client.HTTPConnection | None = None
         self._headers = {"content-type": "application/json"}
@@ -108,7 +122,7 @@ class BeatSender:
 
     def _exchange(self, url: str, body: bytes) -> tuple[int, bytes]:
         if self._connection is None:
-            self._connection = _connection_to(url)
+            self._connection = self._connect(url)
         path = urlsplit(url).path.rstrip("/") + HEARTBEAT_PATH
         self._connection.request("POST", path, body, self._headers)
         response = self._connection.getresponse()
@@ -141,9 +155,11 @@ class Beats(threading.Thread):
         terms: Terms,
         clock: DatabaseClock,
         cost: RecentCost,
+        cpu_idle_percent: Callable[[], float],
         held_deliveries: Callable[[], list[str]],
         unwanted: Callable[[list[str]], None],
         failed: Callable[[], None],
+        again: Callable[[], None],
     ) -> None:
         super().__init__(name="oncue-beats", daemon=True)
         self._identity = identity
@@ -156,10 +172,13 @@ class Beats(threading.Thread):
         self._held_deliveries = held_deliveries
         self._unwanted = unwanted
         self._failed = failed
-        self._cpu = CpuIdle()
+        self._again = again
+        self._cpu_idle_percent = cpu_idle_percent
         self._now = threading.Event()
         self._last = threading.Event()
         self._silent = False
+        self._wanted: list[str] = []
+        self._plain_until = float("-inf")
 
     def run(self) -> None:
         """Beat until the last one."""
@@ -196,13 +215,21 @@ class Beats(threading.Thread):
             return False
         if self._silent:
             log.info("beats are acknowledged again")
+            self._again()
         self._silent = False
         return True
 
     def _beat(self) -> None:
-        body = self._describe().model_dump_json(by_alias=True).encode()
+        beat = self._describe()
+        body = beat.model_dump_json(by_alias=True).encode()
         sent_at, sent = boot_seconds(), time.time()
-        answer = self._sender.send(body)
+        try:
+            answer = self._sender.send(body)
+        except BeatFailed:
+            if beat.schemas:
+                self._wanted = []
+                self._plain_until = boot_seconds() + SCHEMAS_AGAIN_SECONDS
+            raise
         received = time.time()
         try:
             response = HeartbeatResponse.model_validate_json(answer)
@@ -213,10 +240,20 @@ class Beats(threading.Thread):
         self._clock.learn(response.now, sent, received)
         if response.unwanted:
             self._unwanted(response.unwanted)
+        self._want(response.wanted_schemas)
+
+    def _want(self, digests: list[str]) -> None:
+        """Send the schemas that a dispatcher does not know with a beat that comes at once."""
+        asked_before, self._wanted = self._wanted, []
+        if boot_seconds() < self._plain_until:
+            return
+        self._wanted = [one for one in digests if one in self._identity.offer.schemas]
+        if self._wanted and self._wanted != asked_before:
+            self._now.set()
 
     def _describe(self) -> Heartbeat:
         # First, because the first measurement takes a while: the counts below must be fresh.
-        cpu_idle_percent = self._cpu.percent()
+        cpu_idle_percent = self._cpu_idle_percent()
         identity, held, last = self._identity, self._held, self._last.is_set()
         return Heartbeat(
             worker_id=identity.worker_id,
@@ -238,4 +275,7 @@ class Beats(threading.Thread):
                 HeldExecution(job_id=one.run.job_id, execution_id=one.id) for one in held.snapshot()
             ],
             held_deliveries=self._held_deliveries(),
+            schemas=[
+                ParamsSchema(digest=one, body=identity.offer.schemas[one]) for one in self._wanted
+            ],
         )

@@ -15,6 +15,7 @@ from enum import Enum, auto
 from oncue.handlers import RegisteredHandler
 from oncue.protocol import Load, RejectReason, Run
 from worker.clock import boot_seconds
+from worker.log_buffer import RunLog
 from worker.outcome import EncodedOutcome
 from worker.verdict import Verdict
 
@@ -47,6 +48,8 @@ class Execution:
     task: asyncio.Future[Verdict] | None = None
     timer: asyncio.TimerHandle | None = None
     child_pid: int | None = None
+    log: RunLog | None = None
+    last_words: asyncio.Task[None] | None = None
     outcome: EncodedOutcome | None = None
     stored_at: float | None = None
     acknowledged: bool = False

@@ -11,6 +11,7 @@ import sys
 from typing import Any, Final
 
 from oncue.handlers import Context
+from worker.child_frames import ChildPipes
 from worker.held import Execution
 from worker.verdict import Verdict
 
@@ -19,26 +20,33 @@ EXIT_SECONDS: Final = 5.0
 LONGEST_VERDICT_BYTES: Final = 1024 * 1024
 
 
-async def run_in_child(execution: Execution, context: Context, modules: tuple[str, ...]) -> Verdict:
-    """Return the child's verdict once its process group is gone."""
+async def run_in_child(
+    execution: Execution, context: Context, modules: tuple[str, ...], pipes: ChildPipes
+) -> Verdict:
+    """Return the child's verdict once its process group is gone; its output goes into `pipes`."""
     request = _encode_request(execution, context, modules)
     reader, pipe, writer_fd = await _open_verdict_pipe()
+    frames_fd, stdout_fd, stderr_fd = pipes.child_fds
+    own_streams = _own_streams()
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "worker.child",
-            str(writer_fd),
-            str(os.getpid()),
+            *(str(fd) for fd in (writer_fd, os.getpid(), frames_fd, *own_streams)),
             stdin=asyncio.subprocess.PIPE,
-            pass_fds=(writer_fd,),
+            stdout=stdout_fd,
+            stderr=stderr_fd,
+            pass_fds=(writer_fd, frames_fd, *own_streams),
             start_new_session=True,
         )
     except BaseException:
         pipe.close()
         raise
     finally:
-        os.close(writer_fd)
+        for fd in (writer_fd, *own_streams):
+            os.close(fd)
+        pipes.close_child_ends()
     execution.child_pid = process.pid
     try:
         if execution.stop_verdict is not None:
@@ -67,6 +75,7 @@ def kill_group(leader_pid: int | None) -> None:
 def _encode_request(execution: Execution, context: Context, modules: tuple[str, ...]) -> bytes:
     request = {
         "modules": modules,
+        "path": sys.path,
         "handler": execution.handler.name,
         "params": execution.run.params,
         "context": {
@@ -84,6 +93,18 @@ def _encode_request(execution: Execution, context: Context, modules: tuple[str, 
         },
     }
     return json.dumps(request).encode() + b"\n"
+
+
+def _own_streams() -> tuple[int, int]:
+    """Copies of the worker's standard streams: what the child prints goes there, too."""
+    copies = []
+    for fd in (1, 2):
+        try:
+            copies.append(os.dup(fd))
+        except OSError:
+            # A daemon may have closed them.
+            copies.append(os.open(os.devnull, os.O_WRONLY))
+    return copies[0], copies[1]
 
 
 async def _open_verdict_pipe() -> tuple[asyncio.StreamReader, asyncio.ReadTransport, int]:

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -23,9 +23,11 @@ from fastapi.routing import APIRoute
 from fastapi_standalone_docs import StandaloneDocs
 
 from oncue import __version__
+from oncue.handlers import REGISTRY, RegisteredHandler
 from worker.guard import Guard
 from worker.logs import configure_logs
 from worker.offered import HandlersNotLoaded, import_handlers
+from worker.outside import Outside
 from worker.parts import Parts, open_parts
 from worker.problems import PROBLEM_SCHEMA, install_problems
 from worker.routes import guarded, opened
@@ -40,13 +42,22 @@ BACKLOG: Final = 2048
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: WorkerSettings) -> FastAPI:
-    """Build the app; its parts are opened and closed by its lifespan."""
+def create_app(
+    settings: WorkerSettings,
+    *,
+    handlers: Mapping[str, RegisteredHandler] = REGISTRY,
+    outside: Callable[[], Outside] | None = None,
+) -> FastAPI:
+    """Build the app; its parts are opened and closed by its lifespan.
+
+    `handlers` are offered beside the built-in ones. `outside` opens the connections in the event
+    loop, if not as the settings say.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         import_handlers(settings.handlers)
-        async with open_parts(settings) as parts:
+        async with open_parts(settings, handlers, outside() if outside else None) as parts:
             app.state.parts = parts
             log.info(
                 "worker started",
@@ -85,7 +96,7 @@ def serve(settings: WorkerSettings) -> int:
     configure_logs(settings.log_level, settings.log_json)
     try:
         import_handlers(settings.handlers)
-        listener = _listen(settings)
+        listener = listen(settings)
     except (HandlersNotLoaded, OSError) as error:
         sys.stderr.write(f"oncue worker: {_say(error, settings)}\n")
         return BAD_SETTINGS_EXIT_CODE
@@ -104,17 +115,20 @@ def main() -> int:
         return BAD_SETTINGS_EXIT_CODE
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server that leaves the signals to us: its own handling would end the process too early."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
         yield
 
 
-def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -> int:
+def http_server(app: FastAPI) -> Server:
+    """Return the server of a worker's app; nothing listens yet."""
     config = uvicorn.Config(
         app,
+        loop="none",
         http="httptools",
         ws="none",
         lifespan="on",
@@ -125,7 +139,11 @@ def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
     )
-    server = _Server(config)
+    return Server(config)
+
+
+def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -> int:
+    server = http_server(app)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     shutdown = Shutdown(
@@ -153,7 +171,8 @@ def _parts(app: FastAPI) -> Parts | None:
     return getattr(app.state, "parts", None)
 
 
-def _listen(settings: WorkerSettings) -> socket.socket:
+def listen(settings: WorkerSettings) -> socket.socket:
+    """Return a socket that listens where the settings say."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     listener.setblocking(False)
@@ -195,6 +214,11 @@ def _describe_exactly(app: FastAPI) -> None:
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas["Problem"] = PROBLEM_SCHEMA
             _widen_integers(schemas)
+            for own in (
+                "ReceivedRuns",
+                "UnreadableRun",
+            ):  # how RunRequest is read; none of the wire
+                schemas.pop(own, None)
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -205,6 +229,10 @@ def _widen_integers(node: Any) -> None:
     if isinstance(node, dict):
         if node.get("type") == "integer":
             node.setdefault("format", "int64")
+            for limit in node.keys() & {"minimum", "maximum"}:
+                node[limit] = int(node[limit])  # FastAPI writes 1.0
+                if abs(node[limit]) >= 2**63 - 1:
+                    del node[limit]  # the format says it
         for child in node.values():
             _widen_integers(child)
     elif isinstance(node, list):

@@ -43,6 +43,21 @@ class Metrics:
             "Beats that no dispatcher acknowledged.",
             registry=self.registry,
         )
+        self._lines_shipped = Counter(
+            "oncue_worker_log_lines_shipped",
+            "Lines of runs that a dispatcher has stored.",
+            registry=self.registry,
+        )
+        self._bytes_shipped = Counter(
+            "oncue_worker_log_bytes_shipped",
+            "Bytes of JSON in which lines and progress were shipped.",
+            registry=self.registry,
+        )
+        self.log_lines_dropped = Counter(
+            "oncue_worker_log_lines_dropped",
+            "Lines of runs that were dropped here: over a bound, or refused.",
+            registry=self.registry,
+        )
         self._run_counts: dict[tuple[str, str], Counter] = {}
 
     def count_run(self, handler: str, status: str, seconds: float) -> None:
@@ -52,6 +67,11 @@ class Metrics:
             counter = self._run_counts[handler, status] = self._runs.labels(handler, status)
         counter.inc()
         self._duration.observe(seconds)
+
+    def count_shipped(self, lines: int, size: int) -> None:
+        """Count lines that a dispatcher has stored."""
+        self._lines_shipped.inc(lines)
+        self._bytes_shipped.inc(size)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Export a number that is read when somebody asks."""

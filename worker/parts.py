@@ -6,33 +6,35 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import structlog
 
+from oncue.handlers import REGISTRY, RegisteredHandler
 from oncue.protocol import DeliveryResult
+from worker.capture import catching
 from worker.clock import DatabaseClock
 from worker.cost import RecentCost
 from worker.deliver import Deliverer
-from worker.dispatchers import Dispatchers
-from worker.egress import Egress
 from worker.execute import CUT_OFF, LEASE_LOST, SHUT_DOWN, UNWANTED, Executor
 from worker.handlers.built_in import built_in_handlers
-from worker.heartbeat import Beats, BeatSender, Identity
+from worker.heartbeat import Beats, Identity
 from worker.held import Execution, Held, Phase, Terms
 from worker.isolate import kill_group
-from worker.lease import Leases, connect_redis
+from worker.lease import Leases
 from worker.liveness import Liveness, Watchdog
 from worker.metrics import Metrics
 from worker.offered import describe_offer, offer
 from worker.outcome import RunTimes, encode_outcome
+from worker.outside import Outside, reach_outside
 from worker.renew import Renewal
 from worker.report import Reporter
 from worker.run import Intake
 from worker.settings import WorkerSettings
+from worker.ship import Shipper
 from worker.store import OutcomeStore
 from worker.verdict import Verdict
 
@@ -59,6 +61,7 @@ class Parts:
     executor: Executor
     intake: Intake
     reporter: Reporter
+    shipper: Shipper
     store: OutcomeStore
     deliverer: Deliverer
     beats: Beats
@@ -121,18 +124,22 @@ class Parts:
 
 
 @asynccontextmanager
-async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
+async def open_parts(
+    settings: WorkerSettings,
+    handlers: Mapping[str, RegisteredHandler] = REGISTRY,
+    outside: Outside | None = None,
+) -> AsyncIterator[Parts]:
     """Start a worker's parts and close them at the end.
 
-    The handler modules must have been imported before.
+    `handlers` are offered beside the built-in ones; the modules that register them must have
+    been imported before. `outside` is closed here too.
     """
     loop = asyncio.get_running_loop()
-    tokens = [token.get_secret_value() for token in settings.internal_token]
-    token = tokens[0] if tokens else None
+    outside = outside or reach_outside(settings)
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
 
-    egress = Egress(settings.egress_allow)
-    offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {})
+    egress = outside.egress
+    offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {}, handlers)
     identity = Identity(
         name=settings.name,
         boot_id=uuid.uuid4().hex,
@@ -140,13 +147,13 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         weight=settings.worker_weight,
         labels=settings.worker_labels,
         delivers=settings.delivers,
-        handlers=describe_offer(offered),
+        offer=describe_offer(offered),
     )
     held = Held(settings.worker_capacity)
     terms, clock, cost, metrics = Terms(), DatabaseClock(), RecentCost(), Metrics()
     liveness = Liveness(has_runs=lambda: bool(held.running()))
-    leases = Leases(connect_redis(settings.redis_url))
-    dispatchers = Dispatchers(settings.dispatcher_url, token)
+    leases = Leases(outside.redis)
+    dispatchers = outside.dispatchers
 
     # The last two are made after those that tell them something: nothing is told before the end.
     def tried(result: DeliveryResult) -> None:
@@ -154,10 +161,18 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         metrics.deliveries.labels(outcome).inc()
         reporter.add_try(result)
 
+    shipper = Shipper(
+        identity.worker_id,
+        dispatchers,
+        clock.now_ms,
+        shipped=metrics.count_shipped,
+        dropped=metrics.log_lines_dropped.inc,
+    )
     executor = Executor(
         capacity=settings.worker_capacity,
         clock=clock,
         modules=settings.handlers,
+        open_log=shipper.buffers.open,
         ended=lambda *ending: parts.end_run(*ending),  # noqa: PLW0108 (parts come later)
         gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
     )
@@ -186,18 +201,20 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
     )
     beats = Beats(
         identity,
-        BeatSender(settings.dispatcher_url, token),
+        outside.beat_sender,
         held,
         liveness=liveness,
         terms=terms,
         clock=clock,
         cost=cost,
+        cpu_idle_percent=outside.cpu_idle_percent,
         held_deliveries=deliverer.held_ids,
         unwanted=lambda ids: _ask(loop, parts.drop_unwanted, ids),
         failed=metrics.beat_failures.inc,
+        again=shipper.dispatcher_is_back,
     )
     renewal = Renewal(
-        settings.redis_url,
+        outside.blocking_redis,
         held,
         liveness,
         lost=lambda execution: _ask(loop, parts.lose_lease, execution),
@@ -216,6 +233,7 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         executor=executor,
         intake=intake,
         reporter=reporter,
+        shipper=shipper,
         store=store,
         deliverer=deliverer,
         beats=beats,
@@ -225,32 +243,40 @@ async def open_parts(settings: WorkerSettings) -> AsyncIterator[Parts]:
         liveness,
         stop_runs=lambda runs: _ask(loop, parts.stop_cut_off, runs),
         kill_children=parts.kill_children,
+        exit_process=outside.exit_process,
     )
     _watch_numbers(parts)
     store.start()
     reporter.start()
+    shipper.start()
     for thread in (renewal, watchdog, beats):
         thread.start()
     try:
-        yield parts
+        with catching():
+            yield parts
     finally:
-        for execution in held.running():
-            executor.stop(execution, SHUT_DOWN)
-        beats.finish()
-        await asyncio.to_thread(beats.join, LAST_BEAT_SECONDS)
-        watchdog.end()
-        renewal.end()
-        parts.kill_children()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(executor.wait_over(), LAST_RUNS_SECONDS)
-        await deliverer.close()
-        await store.close()
-        await reporter.close()
-        executor.close()
-        await asyncio.to_thread(renewal.join, 1.0)
+        await _close(parts, renewal, watchdog)
         await dispatchers.close()
         await egress.close()
         await leases.close()
+
+
+async def _close(parts: Parts, renewal: Renewal, watchdog: Watchdog) -> None:
+    for execution in parts.held.running():
+        parts.executor.stop(execution, SHUT_DOWN)
+    parts.beats.finish()
+    await asyncio.to_thread(parts.beats.join, LAST_BEAT_SECONDS)
+    watchdog.end()
+    renewal.end()
+    parts.kill_children()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(parts.executor.wait_over(), LAST_RUNS_SECONDS)
+    await parts.deliverer.close()
+    await parts.store.close()
+    await parts.reporter.close()
+    await parts.shipper.close()
+    parts.executor.close()
+    await asyncio.to_thread(renewal.join, 1.0)
 
 
 def _ask(
@@ -271,6 +297,7 @@ def _watch_numbers(parts: Parts) -> None:
         "Outcomes, ended threads and tries that no dispatcher has acknowledged.",
         lambda: parts.reporter.backlog,
     )
+    watch("log_memory_bytes", "Lines not shipped.", lambda: parts.shipper.buffers.memory)
     watch("deliveries_held", "Callbacks held.", lambda: parts.deliverer.backlog)
     watch(
         "clock_offset_seconds",

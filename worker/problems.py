@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from worker.held import StaleTerm
 from worker.lease import LeaseUnavailable
-from worker.run import OtherWorker
+from worker.run import OtherWorker, RunsTooOld
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = "1"
@@ -89,6 +89,11 @@ def install_problems(app: FastAPI) -> None:
     async def no_lease(_: Request, error: LeaseUnavailable) -> JSONResponse:
         detail = f"{error}; nothing was started, send the same request to this worker again"
         return problem(503, detail, headers={"retry-after": RETRY_AFTER_SECONDS})
+
+    @app.exception_handler(RunsTooOld)
+    async def too_old(_: Request, error: RunsTooOld) -> JSONResponse:
+        detail = f"{error}; nothing was started, send the runs to this worker anew"
+        return problem(503, detail, code="runs_too_old")
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:

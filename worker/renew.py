@@ -24,12 +24,22 @@ RETRY_SECONDS: Final = 0.5
 log = structlog.get_logger(__name__)
 
 
+def connect_redis(url: str) -> Redis:
+    """A blocking client that sends each command at most once."""
+    return Redis.from_url(
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=REDIS_TIMEOUT_SECONDS,
+        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
+    )
+
+
 class Renewal(threading.Thread):
     """Keeps the leases of all runs that go on, and sets them again after a flush of Redis."""
 
     def __init__(
         self,
-        url: str,
+        redis: Redis,
         held: Held,
         liveness: Liveness,
         *,
@@ -43,12 +53,7 @@ class Renewal(threading.Thread):
         self._failed = failed
         self._silent = False
         self._end = threading.Event()
-        self._redis = Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=REDIS_TIMEOUT_SECONDS,
-            socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
-        )
+        self._redis = redis
         self._script = self._redis.register_script(RENEW)
 
     def run(self) -> None:

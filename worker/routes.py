@@ -63,20 +63,20 @@ Runs = Annotated[
 @guarded.post(
     RUN_PATH,
     response_model=RunResponse,
-    responses=documented(401, 409, 413, 422, 503),
+    responses=documented(400, 401, 409, 413, 421, 422, 503),
 )
 async def run(request: Runs, parts: Running) -> Response:
     """Take runs; each is accepted, a duplicate, or rejected with its reason."""
     return Response(await parts.intake.take(request), media_type="application/json")
 
 
-@guarded.post(CANCEL_PATH, responses=documented(401, 409, 413, 422))
+@guarded.post(CANCEL_PATH, responses=documented(400, 401, 409, 413, 422))
 async def cancel(request: CancelRequest, parts: Running) -> CancelResponse:
     """Stop executions, and refuse those that may come later."""
     return parts.intake.cancel(request)
 
 
-@guarded.post(DELIVER_PATH, responses=documented(401, 409, 413, 422))
+@guarded.post(DELIVER_PATH, responses=documented(400, 401, 409, 413, 422))
 async def deliver(request: DeliverRequest, parts: Running) -> DeliverResponse:
     """Take callbacks over for one try each; those that do not fit stay owed."""
     parts.terms.admit(request.term)
@@ -88,7 +88,12 @@ async def deliver(request: DeliverRequest, parts: Running) -> DeliverResponse:
 async def drain(parts: Running) -> DrainResponse:
     """Take no more runs; those that run go on, and the process stays."""
     parts.drain()
-    return DrainResponse(state=WorkerState.DRAINING, load=parts.held.load())
+    return DrainResponse(
+        state=WorkerState.DRAINING,
+        load=parts.held.load(),
+        unreported=parts.reporter.backlog,
+        deliveries=parts.deliverer.backlog,
+    )
 
 
 @opened.get("/healthz")

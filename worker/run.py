@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 import structlog
@@ -13,10 +13,13 @@ from pydantic import Field
 
 from oncue.handlers import RegisteredHandler
 from oncue.protocol import (
+    LATEST_RUN_SECONDS,
+    LEASE_SECONDS,
     MAX_RUNS_PER_REQUEST,
     Answer,
     CancelRequest,
     CancelResponse,
+    Int64,
     Message,
     RejectReason,
     Run,
@@ -24,7 +27,7 @@ from oncue.protocol import (
     run_key,
     run_mark,
 )
-from worker.clock import DatabaseClock
+from worker.clock import DatabaseClock, boot_seconds
 from worker.execute import Executor, cancelled_as
 from worker.held import Execution, Held, Known, Phase, Terms
 from worker.lease import Leases, LeaseUnavailable, Wanted
@@ -32,6 +35,8 @@ from worker.lease import Leases, LeaseUnavailable, Wanted
 log = structlog.get_logger(__name__)
 
 RunAnswerFields = dict[str, Any]
+LATEST_LEASE_SECONDS: Final = LEASE_SECONDS / 3
+"""A lease that was asked for longer ago is not begun on."""
 
 
 class UnreadableRun(Message):
@@ -43,8 +48,9 @@ class UnreadableRun(Message):
 class ReceivedRuns(Message):
     """A `RunRequest` in which each run is read for itself, so that a bad one is refused alone."""
 
-    term: int
+    term: Int64
     worker_id: str | None = None
+    sent_at: int | None = None
     runs: list[Annotated[Run | UnreadableRun, Field(union_mode="left_to_right")]] = Field(
         max_length=MAX_RUNS_PER_REQUEST
     )
@@ -52,6 +58,10 @@ class ReceivedRuns(Message):
 
 class OtherWorker(Exception):
     """The runs are for another boot of this worker, or for another worker."""
+
+
+class RunsTooOld(Exception):
+    """The request waited for so long that its runs may have been given up meanwhile."""
 
 
 class Intake:
@@ -86,11 +96,13 @@ class Intake:
 
         Raises:
             StaleTerm: the sender has lost the dispatch lock.
-            LeaseUnavailable: Redis did not answer; nothing of the request was started.
+            RunsTooOld: the request has waited too long, maybe while this process was frozen.
+            LeaseUnavailable: Redis did not answer in time; nothing of the request was started.
         """
         if request.worker_id not in (None, self._worker_id):
             raise OtherWorker(f"this is {self._worker_id}, not {request.worker_id}")
         self._terms.admit(request.term)
+        self._refuse_old(request.sent_at)
         if not request.runs and not await self._leases.is_reachable():
             # A dispatcher asks whether work could be sent: not without leases.
             raise LeaseUnavailable("Redis does not answer")
@@ -160,6 +172,11 @@ class Intake:
             await blocker.settled.wait()
         return later
 
+    def _refuse_old(self, sent_at: int | None) -> None:
+        age_ms = 0 if sent_at is None else self._clock.now_ms() - sent_at
+        if age_ms > LATEST_RUN_SECONDS * 1000:
+            raise RunsTooOld(f"the request is {age_ms / 1000:.0f} s old")
+
     def _limit(self, run: Run) -> RejectReason | None:
         if self._held.draining:
             return RejectReason.DRAINING
@@ -189,8 +206,12 @@ class Intake:
             Wanted(run_key(self._prefix, run.job_id, run.trigger_ts))
             for run, _ in looked_at.values()
         ]
+        asked_at = boot_seconds()
         try:
             values = await self._leases.take(wanted)
+            if boot_seconds() - asked_at > LATEST_LEASE_SECONDS:
+                # This process was frozen meanwhile: the leases may have run out, and more.
+                raise LeaseUnavailable("Redis answered, but too long ago")
         except BaseException:
             for execution in reserved.values():
                 self._held.roll_back(execution)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import socket
+import sys
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -37,25 +39,60 @@ class WorkerSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    host: str = Field("127.0.0.1", validation_alias="ONCUE_WORKER_HOST")
-    port: int = Field(8081, ge=0, le=65535, validation_alias="ONCUE_WORKER_PORT")
-    handlers: Annotated[tuple[str, ...], NoDecode] = ()
-    builtin_handlers: bool = True
-    redis_url: str = "redis://127.0.0.1:6379/0"
-    redis_prefix: str = Field("oncue", min_length=1, max_length=64)
-    dispatcher_url: Annotated[tuple[str, ...], NoDecode] = ("http://127.0.0.1:8080",)
-    advertise_url: str = Field("", max_length=512)
-    worker_name: str = ""
-    worker_capacity: int = Field(32, ge=0, le=10_000)
-    worker_weight: float = Field(1.0, gt=0, le=1000)
-    worker_labels: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    internal_token: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    webhook_secret: SecretStr | None = None
-    egress_allow: Annotated[tuple[Network, ...], NoDecode] = ()
-    grace_seconds: float = Field(30.0, ge=1, le=3600)
-    log_level: LogLevel = "info"
-    log_json: bool | None = None
-    exit_with_stdin: bool = False
+    host: str = Field(
+        "127.0.0.1", validation_alias="ONCUE_WORKER_HOST", description="address to listen on"
+    )
+    port: int = Field(
+        8081, ge=0, le=65535, validation_alias="ONCUE_WORKER_PORT", description="port to listen on"
+    )
+    handlers: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="modules with @handler functions, a comma list"
+    )
+    builtin_handlers: bool = Field(True, description="whether echo, sleep, fail, http are offered")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// of one server"
+    )
+    redis_prefix: str = Field(
+        "oncue",
+        min_length=1,
+        max_length=64,
+        description="first part of every Redis key; the dispatchers' own",
+    )
+    dispatcher_url: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8080",),
+        description="dispatchers, a comma list; the next is tried when one fails",
+    )
+    advertise_url: str = Field(
+        "",
+        max_length=512,
+        description="its own address as dispatchers reach it; unset: http://host:port",
+    )
+    worker_name: str = Field("", description="its name; unset: host name and port")
+    worker_capacity: int = Field(32, ge=0, le=10_000, description="runs at once")
+    worker_weight: float = Field(
+        1.0, ge=1e-6, le=1000, description="its share of the load relative to others"
+    )
+    worker_labels: Annotated[dict[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="name=value,...: what `worker.NAME` labels of jobs ask for",
+    )
+    internal_token: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="shared with dispatchers; a comma list: the first is sent, all are accepted"
+    )
+    webhook_secret: SecretStr | None = Field(
+        None, description="whsec_...: signs callbacks; unset: this worker delivers none"
+    )
+    egress_allow: Annotated[tuple[Network, ...], NoDecode] = Field(
+        (), description="networks that callbacks and `http` may reach besides public ones"
+    )
+    grace_seconds: float = Field(
+        30.0, ge=1, le=3600, description="a SIGTERM ends the process within this"
+    )
+    log_level: LogLevel = Field("info", description="debug, info, warning or error")
+    log_json: bool | None = Field(None, description="unset: JSON unless the output is a terminal")
+    exit_with_stdin: bool = Field(
+        False, description="end when standard input closes; `oncue up` sets it"
+    )
 
     @field_validator("handlers", "dispatcher_url", "internal_token", "egress_allow", mode="before")
     @classmethod
@@ -158,6 +195,23 @@ def read_settings(**given: Any) -> WorkerSettings:
         raise SettingsError(f"{_variable(str(first['loc'][0]))} is not usable: {reason}") from None
 
 
+def list_settings() -> list[dict[str, str]]:
+    """Every setting with its variable, its value here and what it means; secrets are not shown.
+
+    Raises:
+        SettingsError: they cannot be used.
+    """
+    settings = read_settings()
+    return [
+        {
+            "variable": _variable(str(field.validation_alias or name)),
+            "value": _shown(getattr(settings, name)),
+            "description": field.description or "",
+        }
+        for name, field in WorkerSettings.model_fields.items()
+    ]
+
+
 def is_ip(host: str) -> bool:
     """Tell whether `host` is an address and not a name."""
     try:
@@ -178,6 +232,28 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case SecretStr():
+            return "(set)" if value.get_secret_value() else ""
+        case tuple():
+            return ",".join(dict.fromkeys(_shown(one) for one in value))
+        case dict():
+            return ",".join(f"{name}={label}" for name, label in value.items())
+    return _without_password(str(value))
+
+
+def _without_password(text: str) -> str:
+    """Show an address without what may be secret in it: user, password and query."""
+    if "://" not in text:
+        return text
+    parts = urlsplit(text)
+    host = f"***@{parts.netloc.rpartition('@')[2]}" if "@" in parts.netloc else parts.netloc
+    return urlunsplit((parts.scheme, host, parts.path, "***" if parts.query else "", ""))
+
+
 def _variable(location: str) -> str:
     return location if location.startswith("ONCUE_") else f"ONCUE_{location.upper()}"
 
@@ -189,3 +265,10 @@ def _check_http_url(url: str) -> str:
     if parts.username or parts.password:
         raise ValueError("an address holds no user or password")
     return url.rstrip("/")
+
+
+if __name__ == "__main__":
+    try:
+        json.dump(list_settings(), sys.stdout)
+    except SettingsError as error:
+        sys.exit(str(error))

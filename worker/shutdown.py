@@ -84,7 +84,12 @@ class Shutdown:
         )
         # The tries that ended last have their reports too.
         await self._wait(parts.reporter.wait_empty(), self._left() - closing)
+        await self._wait(self._flush_logs(parts), self._left() - closing)
         log.info("drained", unreported=parts.reporter.backlog, deliveries=parts.deliverer.backlog)
+
+    async def _flush_logs(self, parts: Parts) -> None:
+        await parts.executor.wait_last_words()
+        await parts.shipper.wait_empty()
 
     async def _wait(self, work: object, seconds: float) -> None:
         """Wait for `work`, but no longer than `seconds` or than the patience of who asked."""

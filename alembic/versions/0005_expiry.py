@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
-down_revision = "0001"
+down_revision = "0004"
 
 
 def upgrade() -> None:
@@ -28,4 +28,4 @@ def upgrade() -> None:
         mysql_collate="utf8mb4_bin",
         mysql_engine="InnoDB",
     )
-    op.execute("UPDATE schema_revision SET revision = 2 WHERE id = 1")
+    op.execute("UPDATE schema_revision SET revision = 5 WHERE id = 1")

@@ -56,4 +56,4 @@ def upgrade() -> None:
     )
     op.create_index("ix_schedule_backfill_open", "schedule_backfill", ["status", "id"])
     op.create_index("ix_schedule_backfill_of", "schedule_backfill", ["schedule_id", "id"])
-    op.execute("UPDATE schema_revision SET revision = 3 WHERE id = 1")
+    op.execute("UPDATE schema_revision SET revision = 6 WHERE id = 1")

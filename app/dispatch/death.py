@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -31,12 +32,34 @@ from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import BEAT, OWED, WAKE
 from app.plumbing.json_text import Unencodable
 from app.plumbing.redis import REDIS_ERRORS
-from oncue.protocol import LEASE_SECONDS, Outcome, WorkerState, run_key, stopping_key
+from oncue.protocol import (
+    GIVEN_UP,
+    LEASE_SECONDS,
+    TOMBSTONE_SECONDS,
+    Outcome,
+    WorkerState,
+    run_key,
+    run_mark,
+    stopping_key,
+)
 
 log = structlog.get_logger(__name__)
 
 CANARY_LIFE_SECONDS: Final = 24 * 3600
+TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
 DELIVERIES_RELEASED: Final = 10_000
+
+
+# An absent lease means something only in a Redis whose canary lives: both are read in one step,
+# for between two steps it may be flushed. The key decides between a late worker and us: who sets
+# it first has the attempt.
+_READ_LEASE: Final = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return '?' end
+local value = redis.call('GET', KEYS[1])
+if not value and ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
+return value
+"""
+_FLUSHED: Final = "?"
 
 
 class Lease(Enum):
@@ -64,6 +87,7 @@ class Deaths:
         self._bus = ground.bus
         self._metrics = ground.metrics
         self._prefix = ground.settings.redis_prefix
+        self._canary_key = f"{self._prefix}:canary"
         self._stall_ms = ground.settings.stall_seconds * 1000
         self._prober = prober
         self._settler = settler
@@ -77,7 +101,7 @@ class Deaths:
 
     async def watch_redis(self) -> None:
         """Follow the canary: a flushed or replaced Redis has lost it."""
-        key = f"{self._prefix}:canary"
+        key = self._canary_key
         try:
             found = await self._redis.get(key)
             if found is None:
@@ -153,8 +177,12 @@ class Deaths:
         await self._take_back(node.worker_id, estate, f"{reason}, leases gone")
 
     async def _take_back(self, worker_id: str, estate: Estate, reason: str) -> None:
-        """Settle what the dead worker had; a lease that is not gone waits for the next look."""
-        leases = await asyncio.gather(*(self._lease(task) for task in estate.running))
+        """Settle what the dead worker had; a lease that is not gone waits for the next look.
+
+        An attempt without a lease is marked as given up first: if its `/run` is still on the way
+        to a process that is not dead after all, it must find nothing to begin.
+        """
+        leases = await asyncio.gather(*(self._lease(run, give_up=True) for run in estate.running))
         endings = [
             lease if isinstance(lease, Ending) else _lost(task, reason)
             for task, lease in zip(estate.running, leases, strict=True)
@@ -190,7 +218,9 @@ class Deaths:
         if owed:
             self._bus.publish(OWED, [])
 
-    async def _lease(self, run: RunningTask | StoppingRun) -> Lease | Ending:
+    async def _lease(
+        self, run: RunningTask | StoppingRun, *, give_up: bool = False
+    ) -> Lease | Ending:
         """Read a run key: a lease, the outcome of this very execution, or nothing of it.
 
         A lease of whatever boot counts as held: it says that somebody runs this attempt.
@@ -198,14 +228,18 @@ class Deaths:
         key = run_key(self._prefix, run.job_id, run.trigger_ts)
         if isinstance(run, StoppingRun):
             key = stopping_key(key)
-        try:
-            value = await self._redis.get(key)
-        except REDIS_ERRORS:
+        mark = run_mark(GIVEN_UP, GIVEN_UP) if give_up else ""
+        value: object = _FLUSHED
+        with suppress(*REDIS_ERRORS):
+            value = await self._redis.eval(
+                _READ_LEASE, 2, key, self._canary_key, self._canary or "", mark, TOMBSTONE_MS
+            )
+        if value == _FLUSHED:
             return Lease.UNREADABLE
         if value is None:
             return Lease.GONE
-        _boot_id, execution_id, outcome = str(value).split(" ", 2)
-        if not outcome:
+        boot_id, execution_id, outcome = str(value).split(" ", 2)
+        if not outcome and boot_id != GIVEN_UP:
             return Lease.HELD
         if execution_id != run.execution_id:
             return Lease.GONE

@@ -44,6 +44,11 @@ return 0
 """
 
 
+def lock_key(prefix: str) -> str:
+    """Name the Redis key of the lock of partition 0."""
+    return f"{prefix}:dispatch:lock:0"
+
+
 class DispatchLock:
     """Acquires, extends at a third of its life, and releases the lock of partition 0.
 
@@ -61,7 +66,7 @@ class DispatchLock:
         self._clock = ground.clock
         self._bus = ground.bus
         self._metrics = ground.metrics
-        self._key = f"{ground.settings.redis_prefix}:dispatch:lock:0"
+        self._key = lock_key(ground.settings.redis_prefix)
         self._life = ground.settings.lock_seconds
         self._token = uuid.uuid4().hex
         self._valid_until = float("-inf")
@@ -74,6 +79,11 @@ class DispatchLock:
             "dispatch-lock", self._step, expected=(*REDIS_ERRORS, DatabaseUnavailable)
         )
         ground.bus.subscribe(LOCK, lambda _signal: self._free.set())
+
+    @property
+    def token(self) -> str:
+        """What stands in the lock while this process holds it."""
+        return self._token
 
     @property
     def term(self) -> int | None:

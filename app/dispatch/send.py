@@ -161,6 +161,7 @@ class Sender:
                 "protocol": PROTOCOL_VERSION,
                 "workerId": worker_id,
                 "term": term,
+                "sentAt": int(self._clock.now_ms()),
                 "runs": [self._run_document(run) for run in runs],
             }
         )

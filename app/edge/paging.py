@@ -62,6 +62,29 @@ def decode_cursor(cursor: str | None) -> int | None:
         raise _foreign() from None
 
 
+def encode_end(finished_at: int, job_id: int) -> str:
+    """Hide a place among jobs in the order of their ends in an opaque cursor."""
+    return base64.urlsafe_b64encode(f"2:{finished_at}:{job_id}".encode()).decode().rstrip("=")
+
+
+def decode_end(cursor: str | None) -> tuple[int, int] | None:
+    """Return the (finished at, id) in a cursor, or None without one.
+
+    Raises:
+        Problem: `validation_failed`, it is no cursor of ours.
+    """
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        version, end, job = base64.urlsafe_b64decode(padded.encode()).decode("ascii").split(":")
+        if version != "2" or not (0 <= int(end) < 2**62 and 0 <= int(job) < 2**63):
+            raise ValueError(cursor)
+        return int(end), int(job)
+    except (binascii.Error, ValueError):
+        raise _foreign() from None
+
+
 def _foreign() -> Problem:
     return Problem(
         "validation_failed", "cursor: use the nextCursor of an earlier answer, unchanged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -24,17 +25,24 @@ STATUS_OF: Final = {
     "unauthorized": 401,
     "not_found": 404,
     "job_not_found": 404,
+    "execution_not_found": 404,
     "method_not_allowed": 405,
     "callback_not_found": 404,
+    "operation_not_found": 404,
     "request_conflict": 409,
+    "operation_ended": 409,
+    "too_many_operations": 409,
     "verb_not_possible": 409,
     "precondition_failed": 412,
     "precondition_required": 428,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "validation_failed": 422,
+    "empty_filter": 422,
     "cron_invalid": 422,
     "schedule_never_fires": 422,
+    "params_invalid": 422,
+    "too_many_streams": 429,
     "internal_error": 500,
     "overloaded": 503,
     "database_unavailable": 503,
@@ -46,8 +54,13 @@ TITLE_OF: Final = {
     "unauthorized": "A valid key is required",
     "not_found": "There is nothing at this address",
     "job_not_found": "There is no such job",
+    "execution_not_found": "There is no such execution",
     "method_not_allowed": "This address does not take this method",
     "callback_not_found": "There is no such callback",
+    "operation_not_found": "There is no such bulk operation",
+    "operation_ended": "The bulk operation has ended",
+    "too_many_operations": "Too many bulk operations go on",
+    "empty_filter": "A bulk action needs a filter",
     "verb_not_possible": "The job's state does not allow this",
     "precondition_failed": "The job has changed",
     "precondition_required": "If-Match is required",
@@ -57,6 +70,8 @@ TITLE_OF: Final = {
     "validation_failed": "The request is not valid",
     "cron_invalid": "The cron expression is not valid",
     "schedule_never_fires": "The schedule would never fire",
+    "params_invalid": "The params do not fit the handler",
+    "too_many_streams": "Too many streams are open",
     "internal_error": "An error of the platform",
     "overloaded": "Too many requests wait",
     "database_unavailable": "The database cannot be reached",
@@ -101,7 +116,7 @@ class Problem(Exception):
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
     """Write a problem as an HTTP answer, with Retry-After where another try may help."""
     all_headers = dict(headers or {})
-    if problem.status == 503:
+    if problem.status in (429, 503):
         all_headers.setdefault("Retry-After", str(RETRY_SECONDS))
     if problem.status == 401:
         all_headers.setdefault("WWW-Authenticate", "Bearer")
@@ -137,18 +152,24 @@ def install_problems(app: FastAPI) -> None:
         return problem_response(problem)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(_request: Request, error: RequestValidationError) -> Response:
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        named = app.openapi()["paths"].get(request.url.path)
+        if named is not None and request.method.lower() not in named:
+            # The address stands for itself, yet was read as another one: `batch` as an id.
+            return problem_response(*_method_problem(request, _methods(named)))
         return problem_response(validation_problem(list(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
         code = _CODE_OF_STATUS.get(error.status_code, "bad_request")
         headers = dict(error.headers or {})
+        if code == "method_not_allowed":
+            # What the router says names the methods of one route alone.
+            allowed = _allowed_at(app, request.url.path) or headers.get("Allow", "")
+            return problem_response(*_method_problem(request, allowed))
         detail = str(error.detail)
         if code == "not_found":
             detail = f"Nothing is at {_printable(request.url.path)}: see /docs."
-        elif code == "method_not_allowed":
-            detail = f"Use {headers.get('Allow', 'another method')}, not {request.method}."
         return problem_response(Problem(code, detail), headers)
 
     @app.exception_handler(DatabaseUnavailable)
@@ -168,6 +189,24 @@ def install_problems(app: FastAPI) -> None:
                 "internal_error", "The request failed; repeat it with the same clientRequestId."
             )
         )
+
+
+def _method_problem(request: Request, allowed: str) -> tuple[Problem, dict[str, str]]:
+    detail = f"Use {allowed or 'another method'}, not {request.method}."
+    return Problem("method_not_allowed", detail), {"Allow": allowed}
+
+
+def _allowed_at(app: FastAPI, path: str) -> str:
+    """Name the methods that the document knows at a path; of two templates the more literal one."""
+    paths: dict[str, Any] = app.openapi()["paths"]
+    for template in sorted(paths, key=lambda one: one.count("{")):
+        if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), path):
+            return _methods(paths[template])
+    return ""
+
+
+def _methods(operations: dict[str, Any]) -> str:
+    return ", ".join(sorted(method.upper() for method in operations))
 
 
 def problem_schema() -> dict[str, Any]:

@@ -76,6 +76,10 @@ class Roster:
             if worker.suspect and self._beats(worker)
         ]
 
+    def workers(self) -> list[LiveWorker]:
+        """Return every worker that is not DOWN."""
+        return list(self._workers.values())
+
     @property
     def handlers(self) -> Iterable[str]:
         """The handlers that known workers offer."""

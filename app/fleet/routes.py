@@ -8,18 +8,23 @@ from pydantic import ValidationError
 from app.access.keys import InternalTokens
 from app.edge.problems import problem_answers, validation_problem
 from app.fleet.heartbeat import Heartbeats
+from app.fleet.logs import RunLogs
 from app.fleet.reports import Reports
 from oncue.protocol import (
     HEARTBEAT_PATH,
+    LOGS_PATH,
     REPORTS_PATH,
     Heartbeat,
     HeartbeatResponse,
+    LogsResponse,
     Message,
     ReportsResponse,
 )
 
 
-def fleet_routes(*, tokens: InternalTokens, heartbeats: Heartbeats, reports: Reports) -> APIRouter:
+def fleet_routes(
+    *, tokens: InternalTokens, heartbeats: Heartbeats, reports: Reports, logs: RunLogs
+) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(tags=["internal"])
     problems = problem_answers(
@@ -53,6 +58,18 @@ def fleet_routes(*, tokens: InternalTokens, heartbeats: Heartbeats, reports: Rep
         """Store outcomes and tries; what is acknowledged need not be reported again."""
         tokens.check(request.headers)
         return _json(await reports.take(await request.body()))
+
+    @router.post(
+        LOGS_PATH,
+        response_model=LogsResponse,
+        summary="Ship logs",
+        responses=problems,
+        openapi_extra=_body_of("LogsRequest"),
+    )
+    async def ship_logs(request: Request) -> Response:
+        """Keep lines and progress of the worker's own executions; a repeat changes nothing."""
+        tokens.check(request.headers)
+        return _json(await logs.take(await request.body()))
 
     return router
 

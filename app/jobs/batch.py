@@ -9,8 +9,7 @@ import structlog
 
 from app.access.keys import Caller
 from app.edge.problems import STATUS_OF, Problem
-from app.jobs.submit import Submitter, parse_object
-from app.lifecycle.moves.submit import NewJob
+from app.jobs.submit import Checked, Submitter, parse_object
 from app.plumbing.database import DatabaseUnavailable
 
 log = structlog.get_logger(__name__)
@@ -27,7 +26,7 @@ async def submit_batch(submitter: Submitter, caller: Caller, body: bytes) -> dic
         Problem: the envelope itself is wrong; nothing was stored.
     """
     sent = _envelope(body)
-    checked: list[NewJob | Problem] = []
+    checked: list[Checked | Problem] = []
     for number, one in enumerate(sent, start=1):
         # One by one: the first job of a new queue makes it, the others find it.
         checked.append(await _check(submitter, caller, one))
@@ -48,7 +47,7 @@ def _envelope(body: bytes) -> list[Any]:
     return jobs
 
 
-async def _check(submitter: Submitter, caller: Caller, sent: Any) -> NewJob | Problem:
+async def _check(submitter: Submitter, caller: Caller, sent: Any) -> Checked | Problem:
     if not isinstance(sent, dict):
         return Problem("validation_failed", "each of jobs must be an object")
     try:
@@ -59,17 +58,19 @@ async def _check(submitter: Submitter, caller: Caller, sent: Any) -> NewJob | Pr
         return _unavailable()
 
 
-async def _enter(submitter: Submitter, caller: Caller, new: NewJob | Problem) -> dict[str, Any]:
-    if isinstance(new, Problem):
-        return _refused(new)
+async def _enter(
+    submitter: Submitter, caller: Caller, checked: Checked | Problem
+) -> dict[str, Any]:
+    if isinstance(checked, Problem):
+        return _refused(checked)
     try:
-        submitted = await submitter.enter(caller, new)
+        submitted = await submitter.enter(caller, checked)
     except Problem as problem:
         return _refused(problem)
     except DatabaseUnavailable:
         return _refused(_unavailable())
     except Exception:
-        log.exception("batch_item_fault", client_request_id=new.client_request_id)
+        log.exception("batch_item_fault", client_request_id=checked.new.client_request_id)
         return _refused(Problem("internal_error", "This job failed; send it again, unchanged."))
     return {"httpStatus": 202 if submitted.created else 200, **submitted.job}
 

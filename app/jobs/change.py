@@ -13,7 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
+from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.announce import announce
+from app.jobs.check_params import refused_params
 from app.jobs.digest import request_digest
 from app.jobs.look import find_job, no_such_job
 from app.jobs.schedule_fields import ONLY_SCHEDULES, at_field
@@ -22,16 +25,15 @@ from app.jobs.schemas import ChangeJob, ResumeJob, TriggerJob
 from app.jobs.submit import params_text, parse_object
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
-from app.lifecycle.moves.fire import SCHEDULES_QUEUE
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown, WrongKind
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
+from app.lifecycle.moves.submit import find_by_request
 from app.lifecycle.moves.trigger import OtherParams, trigger_job
-from app.lifecycle.reads import live_children
+from app.lifecycle.reads import live_children, read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
-from app.plumbing.bus import CANCEL, ENDED, FIRE, OWED, WAKE
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
@@ -56,12 +58,12 @@ _NOT_TRIGGERED: Final = {
 class Changes:
     """Changes jobs for callers: what it returns is committed, and dispatch has been told."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
+        self._ground = ground
         self._database = ground.database
-        self._bus = ground.bus
-        self._metrics = ground.metrics
         self._clock = ground.clock
         self._schedules = ScheduleVerbs(ground)
+        self._fleet = fleet
 
     async def cancel(
         self, caller: Caller, job_id: int, *, children: bool = False
@@ -90,18 +92,7 @@ class Changes:
         changed = await self._write(
             "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
         )
-        if not changed.repeated:
-            self._metrics.finished.labels(JobStatus.CANCELLED.name).inc()
-            execution_id = "" if changed.stopped is None else changed.stopped[1]
-            self._bus.publish(ENDED, [[job_id, execution_id]])
-        if changed.stopped is not None:
-            self._bus.publish(CANCEL, list(changed.stopped))
-        if changed.owed:
-            self._bus.publish(OWED, [])
-        if changed.followed.claimable:
-            self._bus.publish(WAKE, [list(task) for task in changed.followed.claimable])
-        if changed.followed.schedules:
-            self._bus.publish(FIRE, [])
+        announce(self._ground, "cancel", [(job_id, changed)])
 
     async def hold(
         self, caller: Caller, job_id: int, verb: Literal["pause", "resume"], body: bytes = b""
@@ -127,7 +118,8 @@ class Changes:
                 of_schedules=() if missed is None else ("missed",),
             )
 
-        self._wake(await self._write(verb, asked, work))
+        changed = await self._write(verb, asked, work)
+        announce(self._ground, verb, [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def retry(self, caller: Caller, job_id: int) -> dict[str, Any]:
@@ -140,7 +132,7 @@ class Changes:
         changed = await self._write(
             "retry", asked, lambda connection: reopen_job(connection, self._database, asked)
         )
-        self._wake(changed)
+        announce(self._ground, "retry", [(job_id, changed)])
         return await self._look(caller, job_id)
 
     async def trigger(
@@ -149,13 +141,18 @@ class Changes:
         """Make a task that waits due now, with other params if the body names some.
 
         Raises:
-            Problem: `precondition_failed`, `invalid_json`, `validation_failed`, `job_not_found`
-                or `verb_not_possible`.
+            Problem: `precondition_failed`, `invalid_json`, `validation_failed`,
+                `params_invalid`, `request_conflict`, `job_not_found` or `verb_not_possible`.
         """
         revisions = None if if_match is None else _revisions(if_match)
         sent = parse_object(body) if body.strip() else {}
-        request, other = _other_params(sent)
+        request = _trigger_request(sent)
         asked = _asked(caller, job_id)
+        other = None
+        if "params" in request.model_fields_set:
+            other = OtherParams(params_text(request.params))
+            repeats = request.client_request_id if _names_its_run(request) else None
+            await self._check_params(asked, request.params, other.params, repeats)
         manual = self._manual_fire(job_id, sent, request, other)
         outcome = Outcome()
 
@@ -176,7 +173,7 @@ class Changes:
 
         changed = await self._write("trigger", asked, work)
         if outcome.child_id is None:
-            self._wake(changed)
+            announce(self._ground, "trigger", [(job_id, changed)])
             return await self._look(caller, job_id)
         self._schedules.tell(outcome)
         return await self._look(caller, outcome.child_id)
@@ -184,9 +181,7 @@ class Changes:
     def _manual_fire(
         self, job_id: int, sent: dict[str, Any], request: TriggerJob, other: OtherParams | None
     ) -> ManualFire:
-        request_id = (
-            request.client_request_id if "client_request_id" in request.model_fields_set else None
-        )
+        request_id = request.client_request_id if _names_its_run(request) else None
         token = new_token()
         return ManualFire(
             key=f"manual:{token if request_id is None else request_id}",
@@ -205,7 +200,7 @@ class Changes:
 
         Raises:
             Problem: `precondition_required`, `precondition_failed`, `invalid_json`,
-                `validation_failed`, `job_not_found` or `verb_not_possible`.
+                `validation_failed`, `params_invalid`, `job_not_found` or `verb_not_possible`.
         """
         if if_match is None:
             raise Problem(
@@ -213,8 +208,11 @@ class Changes:
                 'Send If-Match with the ETag of the job as you saw it, as If-Match: "3".',
             )
         revisions = _revisions(if_match)
-        request, values = _new_values(parse_object(body))
+        request = _request(parse_object(body))
+        values = _new_values(request)
         asked = _asked(caller, job_id)
+        if values.new_params:
+            await self._check_params(asked, request.params, values.params)
         outcome = Outcome()
 
         async def revise(
@@ -234,9 +232,28 @@ class Changes:
             )
 
         changed = await self._write("change", asked, work)
-        self._wake(changed)
+        announce(self._ground, "change", [(job_id, changed)])
         self._schedules.tell(outcome)
         return await self._look(caller, job_id)
+
+    async def _check_params(
+        self, asked: Asked, params: Any, text: str | None, request_id: str | None = None
+    ) -> None:
+        """Refuse params that no live worker would take; a repeat of `request_id` is not refused."""
+        # A job never changes its handler: it may be read before the change.
+        handler = await self._database.read(
+            lambda connection: read_handler(connection, asked.job_id, tenant_id=asked.tenant_id)
+        )
+        if handler is None:
+            raise no_such_job(asked.job_id)
+        refusal = await refused_params(self._fleet, handler, params, text)
+        if refusal is None:
+            return
+        key = (asked.tenant_id, request_id or "")
+        if request_id is None or not await self._database.read(
+            lambda connection: find_by_request(connection, [key])
+        ):
+            raise refusal
 
     async def _write(
         self, verb: str, asked: Asked, work: Callable[[AsyncConnection], Awaitable[Answer]]
@@ -246,12 +263,6 @@ class Changes:
             log.debug("job_changed", verb=verb, job_id=asked.job_id)
             return answer
         raise _problem(verb, asked.job_id, answer)
-
-    def _wake(self, changed: Changed) -> None:
-        if changed.queue_id == SCHEDULES_QUEUE:
-            self._bus.publish(FIRE, [])
-        elif changed.due_ms is not None:
-            self._bus.publish(WAKE, [[changed.queue_id, changed.priority, changed.due_ms]])
 
     async def _look(self, caller: Caller, job_id: int) -> dict[str, Any]:
         return job_view(await find_job(self._database, caller, job_id))
@@ -302,6 +313,10 @@ def _revisions(if_match: str) -> frozenset[int] | None:
     return frozenset(int(found[1]) for part in parts if (found := _ETAG.fullmatch(part)))
 
 
+def _names_its_run(request: TriggerJob) -> bool:
+    return "client_request_id" in request.model_fields_set
+
+
 def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"]:
     try:
         return ResumeJob.model_validate(sent).missed
@@ -309,27 +324,28 @@ def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"]:
         raise validation_problem(list(error.errors(include_url=False))) from None
 
 
-def _other_params(sent: dict[str, Any]) -> tuple[TriggerJob, OtherParams | None]:
+def _trigger_request(sent: dict[str, Any]) -> TriggerJob:
     try:
-        request = TriggerJob.model_validate(sent)
+        return TriggerJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
-    given = "params" in request.model_fields_set
-    return request, OtherParams(params_text(request.params)) if given else None
 
 
-def _new_values(sent: dict[str, Any]) -> tuple[ChangeJob, NewValues]:
+def _request(sent: dict[str, Any]) -> ChangeJob:
     try:
-        request = ChangeJob.model_validate(sent)
+        return ChangeJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
+
+
+def _new_values(request: ChangeJob) -> NewValues:
     fields = request.model_fields_set
     columns: dict[str, Any] = {name: getattr(request, name) for name in _COLUMNS if name in fields}
     if "retry_interval_seconds" in fields:
         columns["retry_interval_ms"] = round(request.retry_interval_seconds * 1000)
     if "expires_at" in fields:
         columns["expires_at"] = None if request.expires_at is None else epoch_ms(request.expires_at)
-    return request, NewValues(
+    return NewValues(
         columns=columns,
         due_ms=epoch_ms(request.run_at) if "run_at" in fields else None,
         delay_ms=request.delay_ms if "delay_ms" in fields else None,

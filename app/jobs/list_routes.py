@@ -48,11 +48,19 @@ def list_routes(*, database: Database, keys: ApiKeys) -> APIRouter:
         created_to: Annotated[
             str | None, Query(alias="createdTo", description="RFC 3339; created before that.")
         ] = None,
+        finished_from: Annotated[
+            str | None,
+            Query(alias="finishedFrom", description="RFC 3339; finished then or later."),
+        ] = None,
+        finished_to: Annotated[
+            str | None, Query(alias="finishedTo", description="RFC 3339; finished before that.")
+        ] = None,
         limit: Limit = DEFAULT_LIMIT,
         cursor: Cursor = None,
     ) -> Response:
-        """Return jobs, newest first, by at most one of the filters and a time range.
+        """Return jobs, newest first, by at most one of the filters and one time range.
 
+        With a range of finishing, the latest finished come first.
         A page looks through a bounded number of jobs: it may be short, even empty, while
         `nextCursor` is set. Go on until `nextCursor` is null.
         """

@@ -9,22 +9,36 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
-from app.edge.paging import decode_cursor, decode_place, encode_cursor, encode_place
+from app.edge.paging import (
+    decode_cursor,
+    decode_end,
+    decode_place,
+    encode_cursor,
+    encode_end,
+    encode_place,
+)
 from app.edge.problems import Problem
 from app.jobs.look import no_such_job
 from app.jobs.schemas import RFC3339
 from app.jobs.views import listed_job_view
-from app.lifecycle.lists import JobFilter, JobPage, list_children, list_jobs
+from app.lifecycle.lists import JobFilter, JobPage, Place, list_children, list_jobs
 from app.lifecycle.reads import job_exists
 from app.lifecycle.states import JobStatus
 from app.plumbing.database import Database
 from app.plumbing.times import epoch_ms
 
 FILTERS: Final = ("status", "handler", "namePrefix", "label", "clientRequestId")
-_OTHERS: Final = ("createdFrom", "createdTo", "limit", "cursor")
+RANGES: Final = (("createdFrom", "createdTo"), ("finishedFrom", "finishedTo"))
+OFFERED: Final = tuple(
+    (*one, *ends) for one in ((), *((name,) for name in FILTERS)) for ends in ((), *RANGES)
+)
+"""What may be sent together: a filter or none, with a range (or one end of it) or none. A test
+asks for the plan of each."""
+_OTHERS: Final = ("limit", "cursor")
 COMBINATIONS: Final = (
-    "a list takes at most one of status, handler, namePrefix, label and clientRequestId, "
-    "and with it createdFrom, createdTo or both, limit and cursor"
+    "a list takes at most one of status, handler, namePrefix, label and clientRequestId, with it "
+    "one range, by createdFrom, createdTo or both, or by finishedFrom, finishedTo or both, and "
+    "limit and cursor"
 )
 
 
@@ -36,13 +50,13 @@ async def list_jobs_page(
     limit: int,
     cursor: str | None,
 ) -> dict[str, Any]:
-    """Return a page of jobs, newest first.
+    """Return a page of jobs, newest first; with a range of finishing, the latest finished first.
 
     Raises:
         Problem: `validation_failed`.
     """
-    wanted = _filter(query)
-    before = decode_cursor(cursor)
+    wanted = filter_of(query)
+    before: Place | None = decode_end(cursor) if wanted.by_finish else decode_cursor(cursor)
     page = await database.read(
         lambda connection: list_jobs(
             connection,
@@ -55,7 +69,7 @@ async def list_jobs_page(
     )
     return {
         "items": _items(page),
-        "nextCursor": None if page.before is None else encode_cursor(page.before),
+        "nextCursor": _cursor(page.before),
     }
 
 
@@ -83,23 +97,36 @@ async def list_children_page(
     return await database.read(read)
 
 
+def _cursor(place: Place | None) -> str | None:
+    if place is None:
+        return None
+    return encode_end(*place) if isinstance(place, tuple) else encode_cursor(place)
+
+
 def _items(page: JobPage) -> list[dict[str, Any]]:
     return [
-        listed_job_view(job, page.results, page.long_results, page.schedules.get(job["id"]))
+        listed_job_view(
+            job, page.results, page.long_results, page.current, page.schedules.get(job["id"])
+        )
         for job in page.jobs
     ]
 
 
-def _filter(query: Mapping[str, list[str]]) -> JobFilter:
-    unknown = sorted(query.keys() - {*FILTERS, *_OTHERS})
-    if unknown:
-        raise Problem("validation_failed", f"{unknown[0]}: {COMBINATIONS}")
+def filter_of(query: Mapping[str, list[str]]) -> JobFilter:
+    """Read what a list is narrowed by.
+
+    Raises:
+        Problem: `validation_failed`.
+    """
     for name, values in query.items():
         if len(values) > 1:
             raise Problem("validation_failed", f"{name}: send it once; {COMBINATIONS}")
+    asked = query.keys() - set(_OTHERS)
+    if not any(asked <= set(together) for together in OFFERED):
+        unknown = sorted(asked - {name for together in OFFERED for name in together})
+        named = unknown[0] if unknown else " and ".join(sorted(asked))
+        raise Problem("validation_failed", f"{named}: {COMBINATIONS}")
     given = {name: query[name][0] for name in FILTERS if name in query}
-    if len(given) > 1:
-        raise Problem("validation_failed", f"{' and '.join(given)}: {COMBINATIONS}")
     for name, value in given.items():
         if not 1 <= len(value) <= 256 or "\0" in value:
             raise Problem("validation_failed", f"{name}: 1 to 256 characters")
@@ -111,6 +138,8 @@ def _filter(query: Mapping[str, list[str]]) -> JobFilter:
         client_request_id=given.get("clientRequestId"),
         created_from=_moment(query, "createdFrom"),
         created_to=_moment(query, "createdTo"),
+        finished_from=_moment(query, "finishedFrom"),
+        finished_to=_moment(query, "finishedTo"),
     )
 
 

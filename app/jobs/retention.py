@@ -9,6 +9,7 @@ import structlog
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
+from app.lifecycle.handler_schemas import prune_schemas
 from app.lifecycle.moves.prune import Pruned, prune_batch, prune_skips
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
@@ -78,6 +79,7 @@ class Retention:
         now = await self._database.now()
         await self.prune_ledger(now)
         deleted = await self.run_pass(now)
+        await self._database.write(lambda connection: prune_schemas(connection, self._database))
         if deleted:
             log.info("pruned", jobs=deleted)
         await asyncio.sleep(BETWEEN_PASSES_SECONDS)

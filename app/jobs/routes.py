@@ -1,6 +1,6 @@
 """The routes of callers under `/openapi`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -13,7 +13,7 @@ from app.jobs.batch import submit_batch
 from app.jobs.look import list_executions, look_at_job
 from app.jobs.schemas import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.submit import Submitter
-from app.jobs.views import worker_view
+from app.jobs.views import handler_view, worker_view
 from app.jobs.wait import Waiters
 from app.lifecycle.nodes import read_nodes
 from app.plumbing.database import Database
@@ -75,7 +75,7 @@ def job_routes(
                     }
                 },
             },
-            "callbacks": {"jobEnded": {"$ref": "#/components/callbacks/JobEnded"}},
+            "callbacks": {"jobEnded": {}},  # app/document.py writes it
         },
     )
     async def submit_job(request: Request) -> Response:
@@ -195,16 +195,14 @@ def job_routes(
     ) -> Response:
         """Return the handlers that live workers offer, by name."""
         start = decode_cursor(cursor) or 0
-        offered: dict[str, dict[str, Any]] = {}
-        for node in await fleet.nodes():
-            for handler in node.handlers:
-                entry = offered.setdefault(handler["name"], {**handler, "workers": 0})
-                entry["workers"] += 1
-        names = sorted(offered)
+        offered = sorted((await fleet.handlers()).items())
+        page = offered[start : start + limit]
         return json_answer(
             {
-                "items": [offered[name] for name in names[start : start + limit]],
-                "nextCursor": encode_cursor(start + limit) if start + limit < len(names) else None,
+                "items": [handler_view(offer) for _, offer in page],
+                "nextCursor": encode_cursor(start + limit)
+                if start + limit < len(offered)
+                else None,
             }
         )
 

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from app.jobs.reason_codes import ReasonCode
 from app.schedules.cron import DstFold, DstGap
 from app.schedules.grammar import Dialect
 
@@ -274,6 +275,14 @@ class JobError(_Wire):
     message: str
 
 
+class Progress(_Wire):
+    """How far a run has come, by its handler's word."""
+
+    value: float = Field(ge=0, le=1)
+    text: str
+    at: Timestamp
+
+
 class Execution(_Wire):
     """One attempt to run the job on one worker, with the time of every step."""
 
@@ -286,6 +295,7 @@ class Execution(_Wire):
     accepted_at: Timestamp | None
     started_at: Timestamp | None
     finished_at: Timestamp | None
+    progress: Progress | None
     result: Any
     error: JobError | None
     reason: str | None = Field(description="Why the platform, not the handler, ended it.")
@@ -342,13 +352,51 @@ class Job(_Wire):
     schedule: Schedule | None = Field(description="null unless it is a schedule.")
     result: Any
     error: JobError | None
-    progress: Any
+    progress: Progress | None = Field(description="Of the current or newest execution.")
     revision: int
     created_at: Timestamp
     updated_at: Timestamp
     finished_at: Timestamp | None
     executions: list[Execution] = Field(description="The newest few, newest first.")
     warnings: list[JobWarning]
+
+
+class Reason(_Wire):
+    """One reason why a job is where it is; docs/reasons.md says what each code means."""
+
+    code: ReasonCode
+    message: str = Field(description="For people; it may change, the code does not.")
+    details: dict[str, Any] = Field(description="What the message is made of.")
+    since: Timestamp | None = Field(description="From when it holds, where that is known.")
+
+
+class ExplainedAttempt(_Wire):
+    """One execution of a job, with its story in a sentence."""
+
+    execution_id: str
+    attempt: int
+    worker_id: str
+    status: ExecutionWord
+    claimed_at: Timestamp
+    accepted_at: Timestamp | None
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
+    error: JobError | None
+    reason: str | None = Field(description="Why the platform, not the handler, ended it.")
+    story: str
+
+
+class Explanation(_Wire):
+    """Why a job is where it is."""
+
+    job_id: Int64
+    status: StatusWord
+    at: Timestamp = Field(description="When this was so.")
+    summary: str = Field(description="One sentence: the first reason.")
+    reasons: list[Reason] = Field(description="The most telling one first.")
+    attempts: list[ExplainedAttempt] = Field(description="The newest 20, newest first.")
+    more_attempts: bool = Field(description="True when there are older ones: see executions.")
+    next_actions: list[str] = Field(description="The verbs that are possible now.")
 
 
 class AcceptedItem(Job):
@@ -472,6 +520,27 @@ class ExecutionList(_Wire):
     next_cursor: str | None
 
 
+class LogLine(_Wire):
+    """One line that a run said. `seq` counts all of them from 1, dropped ones included."""
+
+    seq: Int64
+    time: Timestamp
+    level: Literal["debug", "info", "warning", "error", "critical"]
+    source: Literal["log", "stdout", "stderr", "ctx", "oncue"] = Field(
+        description="`oncue`: the platform's word on lines that were dropped in this place."
+    )
+    message: str
+    fields: dict[str, Any] | None
+
+
+class LogPage(_Wire):
+    """A page of lines, oldest first."""
+
+    items: list[LogLine]
+    next_cursor: str | None = Field(description="null: no more lines for now.")
+    complete: bool = Field(description="Whether no more lines will come at all.")
+
+
 class Worker(_Wire):
     """A worker as its last heartbeat described it."""
 
@@ -506,6 +575,14 @@ class Handler(_Wire):
     description: str
     isolation: str
     workers: int = Field(description="How many live workers offer it.")
+    params_schema: dict[str, Any] | None = Field(
+        description="JSON Schema (draft 2020-12) of the params, that of most workers if they "
+        "differ; null when they are not typed."
+    )
+    params_checked: bool = Field(
+        description="Whether submissions are checked now: all live workers publish a schema, and "
+        "one of these must accept the params."
+    )
 
 
 class HandlerList(_Wire):

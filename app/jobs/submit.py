@@ -16,6 +16,7 @@ from app.access.keys import Caller
 from app.edge.problems import Problem, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.check_params import refused_params
 from app.jobs.digest import differing_fields, request_digest
 from app.jobs.schedule_fields import schedule_of
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
@@ -44,6 +45,17 @@ class Submitted:
     created: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job whose shape is right. `refusal` holds for a new job; a repeat is answered all the same.
+
+    A refused job is looked up by its clientRequestId and never inserted.
+    """
+
+    new: NewJob
+    refusal: Problem | None = None
+
+
 class Submitter:
     """Accepts jobs: what it returns is committed."""
 
@@ -65,6 +77,12 @@ class Submitter:
             backlog_limit=ground.settings.submit_backlog,
             shared_errors=(DatabaseUnavailable,),
         )
+        self._lookups: GroupCommit[tuple[int, str], RowMapping | None] = GroupCommit(
+            self._find,
+            batch_limit=ground.settings.submit_batch,
+            backlog_limit=ground.settings.submit_backlog,
+            shared_errors=(DatabaseUnavailable,),
+        )
 
     @property
     def backlog(self) -> int:
@@ -75,19 +93,23 @@ class Submitter:
         """Accept one job; once this returns, the job is in the database.
 
         Raises:
-            Problem: `invalid_json`, `validation_failed`, `request_conflict` or `overloaded`.
+            Problem: `invalid_json`, `validation_failed`, `params_invalid`, `request_conflict` or
+                `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
         return await self.enter(caller, await self.check(caller, parse_object(body)))
 
-    async def enter(self, caller: Caller, new: NewJob) -> Submitted:
+    async def enter(self, caller: Caller, checked: Checked) -> Submitted:
         """Store a checked job; what enters meanwhile shares its commit.
 
         Raises:
-            Problem: `request_conflict` or `overloaded`.
+            Problem: the job's refusal, `request_conflict` or `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
+        new = checked.new
         try:
+            if checked.refusal is not None:
+                return await self._only_repeated(caller, new, checked.refusal)
             row = await self._commits.add(new)
         except Overloaded:
             raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
@@ -104,8 +126,8 @@ class Submitter:
         """Return when every accepted submission is committed."""
         await self._commits.drained()
 
-    async def check(self, caller: Caller, sent: dict[str, Any]) -> NewJob:
-        """Check one job's shape and find its queue; nothing is stored yet.
+    async def check(self, caller: Caller, sent: dict[str, Any]) -> Checked:
+        """Check one job's shape and params and find its queue; nothing is stored yet.
 
         Raises:
             Problem: `validation_failed`.
@@ -130,10 +152,12 @@ class Submitter:
             now_ms=int(self._clock.now_ms()),
             min_interval_ms=self._min_interval_ms,
         )
-        if refusal is not None and not await self._is_known(caller, request.client_request_id):
-            raise refusal
-        queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
-        return NewJob(
+        if refusal is None:
+            refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
+        queue_id = 0
+        if refusal is None:
+            queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
+        new = NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
             request_digest=digest,
@@ -154,13 +178,7 @@ class Submitter:
             labels=request.labels,
             schedule=schedule,
         )
-
-    async def _is_known(self, caller: Caller, request_id: str) -> bool:
-        """Tell a repeat, which no rule for new jobs refuses."""
-        key = (caller.tenant_id, request_id)
-        return bool(
-            await self._database.read(lambda connection: find_by_request(connection, [key]))
-        )
+        return Checked(new, refusal)
 
     async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
         key = (tenant_id, job_handler, requirement)
@@ -199,6 +217,18 @@ class Submitter:
         if earliest:
             self._bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
         return rows
+
+    async def _find(self, keys: Sequence[tuple[int, str]]) -> list[RowMapping | None]:
+        found = await self._database.read(lambda connection: find_by_request(connection, keys))
+        return [found.get(key) for key in keys]
+
+    async def _only_repeated(self, caller: Caller, new: NewJob, refusal: Problem) -> Submitted:
+        """Answer for the job that was stored before; there is none: the refusal stands."""
+        row = await self._lookups.add((new.tenant_id, new.client_request_id))
+        if row is None:
+            raise refusal
+        self._metrics.repeated.inc()
+        return await self._repeated(caller, new, row)
 
     async def _warnings(self, job_handler: str) -> list[dict[str, str]]:
         try:
@@ -245,7 +275,7 @@ class Submitter:
                 lambda connection: read_schedules(connection, [row["id"]])
             )
             schedule = found.get(row["id"])
-        return JobRecord(row, (), new.params, {}, schedule)
+        return JobRecord(row, (), new.params, {}, schedule=schedule)
 
 
 def params_text(params: Any) -> str | None:

@@ -8,10 +8,13 @@ from typing import Any
 import orjson
 from sqlalchemy import RowMapping
 
+from app.fleet.live import HandlerOffer
 from app.lifecycle.moves.backfill import WORDS
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
+from app.lifecycle.run_logs import KeptLine
 from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, ExecutionStatus, JobStatus
+from app.plumbing.json_text import plain_json
 from app.plumbing.times import rfc3339
 
 
@@ -45,7 +48,7 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         "schedule": None if schedule is None else schedule_view(schedule),
         "result": result,
         "error": _error(job["error_code"], job["error_message"]),
-        "progress": None,
+        "progress": _progress(record.executions[0] if record.executions else record.current),
         "revision": job["revision"],
         "createdAt": _time(job["created_at"]),
         "updatedAt": _time(job["updated_at"]),
@@ -111,13 +114,21 @@ def listed_job_view(
     job: RowMapping,
     results: Mapping[str, str],
     long_results: frozenset[str],
+    current: Mapping[str, RowMapping],
     schedule: RowMapping | None = None,
 ) -> dict[str, Any]:
     """Show a job in a list: without executions, and naming the long bodies that are left out."""
     omitted = ["params"] if job["params_in_payload"] else []
     if job["status"] == JobStatus.SUCCEEDED and job["execution_id"] in long_results:
         omitted.append("result")
-    record = JobRecord(job, (), job["params"], dict(results), schedule)
+    record = JobRecord(
+        job,
+        (),
+        job["params"],
+        dict(results),
+        current=current.get(job["execution_id"] or ""),
+        schedule=schedule,
+    )
     return job_view(record) | {"omitted": omitted}
 
 
@@ -133,9 +144,22 @@ def execution_view(row: RowMapping, results: Mapping[str, str]) -> dict[str, Any
         "acceptedAt": _time(row["accepted_at"]),
         "startedAt": _time(row["started_at"]),
         "finishedAt": _time(row["finished_at"]),
+        "progress": _progress(row),
         "result": _fragment(results.get(row["execution_id"])),
         "error": _error(row["error_code"], row["error_message"]),
         "reason": row["reason"],
+    }
+
+
+def line_view(line: KeptLine) -> dict[str, Any]:
+    """Show one line of a run."""
+    return {
+        "seq": line.seq,
+        "time": rfc3339(line.time),
+        "level": line.level,
+        "source": line.source,
+        "message": line.message,
+        "fields": None if line.fields is None else orjson.Fragment(plain_json(line.fields)),
     }
 
 
@@ -175,6 +199,28 @@ def worker_view(node: Node) -> dict[str, Any]:
         "cpuIdlePercent": node.cpu_idle_percent,
         "delivers": node.delivers,
         "lastHeartbeat": rfc3339(node.last_heartbeat),
+    }
+
+
+def handler_view(offer: HandlerOffer) -> dict[str, Any]:
+    """Show one handler on offer."""
+    return {
+        "name": offer.name,
+        "description": offer.description,
+        "isolation": offer.isolation,
+        "workers": offer.workers,
+        "paramsSchema": _fragment(next((one.body for one in offer.schemas if one.body), None)),
+        "paramsChecked": offer.checked,
+    }
+
+
+def _progress(row: RowMapping | None) -> dict[str, Any] | None:
+    if row is None or row["progress_at"] is None:
+        return None
+    return {
+        "value": row["progress"],
+        "text": row["progress_text"] or "",
+        "at": rfc3339(row["progress_at"]),
     }
 
 

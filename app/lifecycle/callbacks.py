@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 CALLBACK_COLUMNS: Final = (
     "id, delivery_id, job_id, event_type, url, status, tries, last_status_code, last_error, "
-    "next_try_at, created_at, ended_at"
+    "owner_worker_id, next_try_at, created_at, ended_at"
 )
 
 

@@ -4,11 +4,15 @@ Ids grow with the time of creation, so newest first is the primary key backwards
 an index of its own (label, clientRequestId) is exact. The claim index tells all jobs of a status
 or of a queue, as long as they are few. Everything else walks the primary key over a bounded
 number of rows, and a page may then end early: its cursor tells where to go on (ADR 10).
+
+With a range of finishing the index of finished times is walked instead, the latest finished
+first (ADR 12). Bulk operations read the same ways, but the oldest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +20,7 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.reads import JOB_COLUMNS, read_schedules, results_of
-from app.lifecycle.states import JobKind, JobStatus
+from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
 WALK_ROWS: Final = 5000
@@ -26,14 +30,24 @@ FEW: Final = 2000
 MOST_QUEUES: Final = 50
 DISORDER_MS: Final = 10_000
 """How much later a job with a lower id may have been created: no INSERT takes longer."""
-CLAIM_INDEX: Final = {True: "ix_job_info_claim", False: "(ix_job_info_claim)"}
+CLAIM_INDEX: Final = "ix_job_info_claim"
+LABEL_INDEX: Final = "ix_job_label_name_value_job_id"
+FINISHED_INDEX: Final = "ix_job_info_finished"
 NEAR_IDS: Final = 512
 HIGHEST_ID: Final = 2**63 - 1
+LATEST: Final = 2**62
+"""Later than any time."""
+_IDS: Final = "id >= :low AND id < :high"
+_AT: Final = "finished_at = :at AND id > :first AND id < :last"
+_BETWEEN: Final = "finished_at >= :low AND finished_at < :high"
+
+Place = int | tuple[int, int]
+"""Where a list goes on: an id or, with a range of finishing, (finished at, id)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """At most one of the first five, and a range of creation (epoch ms, `to` excluded)."""
+    """At most one of the first five, and one range of times (epoch ms, `to` excluded)."""
 
     status: JobStatus | None = None
     handler: str | None = None
@@ -42,17 +56,29 @@ class JobFilter:
     client_request_id: str | None = None
     created_from: int | None = None
     created_to: int | None = None
+    finished_from: int | None = None
+    finished_to: int | None = None
+
+    @property
+    def by_finish(self) -> bool:
+        """Whether the range is one of finishing."""
+        return self.finished_from is not None or self.finished_to is not None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest first, the results of those that have a short one, and where to go on."""
+    """Jobs, newest first, the results of those that have a short one, and where to go on.
+
+    With a range of finishing, the latest finished first. `current` has the current execution
+    of each job that has one, by execution id.
+    """
 
     jobs: Sequence[RowMapping]
     results: dict[str, str]
     long_results: frozenset[str]
-    before: int | None
-    schedules: dict[int, RowMapping]
+    before: Place | None
+    current: Mapping[str, RowMapping]
+    schedules: Mapping[int, RowMapping]
 
 
 async def list_jobs(
@@ -61,28 +87,61 @@ async def list_jobs(
     *,
     tenant_id: int,
     wanted: JobFilter,
-    before: int | None,
+    before: Place | None,
     limit: int,
 ) -> JobPage:
-    """Return up to `limit` jobs with an id lower than `before`."""
-    low, high = await _id_range(connection, wanted, before)
+    """Return up to `limit` jobs behind `before` in the list."""
     lister = _Lister(connection, database, tenant_id, wanted, limit)
-    if wanted.client_request_id is not None:
-        jobs, onward = await lister.read("client_request_id = :request", low, high), None
-    elif wanted.label is not None:
-        jobs, onward = await lister.labelled(low, high)
+    jobs: Sequence[RowMapping]
+    onward: Place | None
+    if wanted.by_finish and wanted.client_request_id is None:
+        jobs, onward = await lister.finished(before if isinstance(before, tuple) else None)
     else:
-        ids = await lister.few_ids()
-        if ids is not None:
-            jobs, onward = await lister.among(ids, low, high)
-        else:
-            jobs, onward = await lister.walk(low, high)
-    results, long = await _results(connection, jobs)
-    return JobPage(jobs, results, long, onward, await _schedules(connection, jobs))
+        low, high = await id_range(connection, wanted, before if isinstance(before, int) else None)
+        jobs, onward = await lister.by_id(low, high)
+    results, long, current = await _current(connection, jobs)
+    return JobPage(jobs, results, long, onward, current, await _schedules(connection, jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Jobs that match, the oldest first: (finished at, id) of each, the former 0 without a range.
+
+    `onward` is where to go on, None at the end.
+    """
+
+    turns: Sequence[tuple[int, int]]
+    onward: tuple[int, int] | None
+
+
+async def next_matching(
+    connection: AsyncConnection,
+    database: Database,
+    *,
+    tenant_id: int,
+    wanted: JobFilter,
+    statuses: frozenset[JobStatus],
+    after: tuple[int, int],
+    until_id: int,
+    limit: int,
+) -> Matching:
+    """Return up to `limit` jobs in one of `statuses` behind `after`, of ids up to `until_id`.
+
+    A range of creation is compared, but not looked for: give `after` and `until_id` by it.
+    """
+    lister = _Lister(connection, database, tenant_id, wanted, limit, statuses, oldest_first=True)
+    if wanted.by_finish:
+        jobs, place = await lister.finished(after, until_id)
+        return Matching([(job["finished_at"], job["id"]) for job in jobs], place)
+    jobs, last = await lister.by_id(after[1] + 1, until_id + 1)
+    return Matching([(0, job["id"]) for job in jobs], None if last is None else (0, last))
 
 
 class _Lister:
-    """Reads one page; `low` is included in every range of ids, `high` is not."""
+    """Reads one page; `low` is included in every range of ids, `high` is not.
+
+    `statuses` narrow a bulk operation, which needs the ids alone, the oldest first.
+    """
 
     def __init__(
         self,
@@ -91,17 +150,29 @@ class _Lister:
         tenant_id: int,
         wanted: JobFilter,
         limit: int,
+        statuses: frozenset[JobStatus] = frozenset(),
+        *,
+        oldest_first: bool = False,
     ) -> None:
         self._connection = connection
-        sqlite = database.is_sqlite
+        self._sqlite = sqlite = database.is_sqlite
+        forced = "INDEXED BY {}" if sqlite else "FORCE INDEX ({})"
         self._primary = "NOT INDEXED " if sqlite else "FORCE INDEX (PRIMARY) "
-        self._claim = f"{'INDEXED BY' if sqlite else 'FORCE INDEX'} {CLAIM_INDEX[sqlite]} "
+        self._claim = f"{forced.format(CLAIM_INDEX)} "
+        self._labels = f"{forced.format(LABEL_INDEX)} "
+        self._finished = f"{forced.format(FINISHED_INDEX)} "
+        self._oldest_first = oldest_first
+        self._order = "ASC" if oldest_first else "DESC"
+        self._columns = "id, finished_at" if oldest_first else JOB_COLUMNS
         self._wanted = wanted
         self._limit = limit
+        own = frozenset[JobStatus]() if wanted.status is None else frozenset({wanted.status})
+        self._statuses = statuses or own
         self._values: dict[str, Any] = {"tenant": tenant_id}
         self._conditions = ["tenant_id = :tenant"]
+        if self._statuses:
+            self._conditions.append(f"status IN ({in_list(self._statuses)})")
         for condition, name, value in (
-            ("status = :status", "status", wanted.status),
             ("job_handler = :handler", "handler", wanted.handler),
             ("created_at >= :created_from", "created_from", wanted.created_from),
             ("created_at < :created_to", "created_to", wanted.created_to),
@@ -114,28 +185,59 @@ class _Lister:
             self._values |= {"length": len(wanted.name_prefix), "prefix": wanted.name_prefix}
         if wanted.client_request_id is not None:
             self._values["request"] = wanted.client_request_id
+            for condition, name, value in (
+                ("finished_at >= :finished_from", "finished_from", wanted.finished_from),
+                ("finished_at < :finished_to", "finished_to", wanted.finished_to),
+            ):
+                if value is not None:
+                    self._conditions.append(condition)
+                    self._values[name] = value
+
+    async def by_id(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
+        """Read a page in the order of ids by the index that the filter has."""
+        if self._wanted.client_request_id is not None:
+            request = f"client_request_id = :request AND {_IDS}"
+            return await self.read(request, low=low, high=high), None
+        if self._wanted.label is not None:
+            return await self.labelled(low, high)
+        ids = await self.few_ids()
+        if ids is not None:
+            return await self.among(ids, low, high)
+        return await self.walk(low, high)
 
     async def read(
-        self, condition: str, low: int, high: int, *, hint: str = "", **values: Any
+        self, condition: str, *, source: str = "job_info", **values: Any
     ) -> Sequence[RowMapping]:
-        """Read matching jobs, newest first, one more than a page has."""
-        conditions = " AND ".join([condition, "id >= :low", "id < :high", *self._conditions])
+        """Read matching jobs in order, one more than a page has."""
+        conditions = " AND ".join([condition, *self._conditions])
         statement = text(
-            f"SELECT {JOB_COLUMNS} FROM job_info {hint}WHERE {conditions} "
-            "ORDER BY id DESC LIMIT :limit"
+            f"SELECT {self._columns} FROM {source} WHERE {conditions} "
+            f"ORDER BY id {self._order} LIMIT :limit"
         )
         if "ids" in values:
             statement = statement.bindparams(bindparam("ids", expanding=True))
-        given = self._values | values | {"low": low, "high": high, "limit": self._limit + 1}
+        given = self._values | values | {"limit": self._limit + 1}
         return (await self._connection.execute(statement, given)).mappings().all()
+
+    async def _read_some(self, ids: Sequence[int]) -> Sequence[RowMapping]:
+        """Look some ids up by the primary key."""
+        if not self._sqlite:
+            return await self.read("id IN :ids", source=f"job_info {self._primary}", ids=ids)
+        # SQLite may think that a scan in the order that is wanted is nearer than 500 look-ups.
+        keys = "(SELECT value AS of_id FROM json_each(:keys)) AS given"
+        return await self.read(
+            "id = given.of_id",
+            source=f"{keys} CROSS JOIN job_info {self._primary}",
+            keys=json.dumps(list(ids)),
+        )
 
     async def labelled(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
         """Follow the index of labels, whose entries of one value are in the order of ids."""
         name, value = self._wanted.label or ("", "")
         rows = await self._connection.execute(
             text(
-                "SELECT job_id FROM job_label WHERE name = :name AND value = :value "
-                "AND job_id >= :low AND job_id < :high ORDER BY job_id DESC LIMIT :limit"
+                f"SELECT job_id FROM job_label {self._labels}WHERE name = :name AND value = :value "
+                f"AND job_id >= :low AND job_id < :high ORDER BY job_id {self._order} LIMIT :limit"
             ),
             {"name": name, "value": value, "low": low, "high": high, "limit": FEW},
         )
@@ -146,10 +248,11 @@ class _Lister:
         return jobs, onward
 
     async def few_ids(self) -> list[int] | None:
-        """Return the ids of all jobs of the status or handler, or None if they are many."""
-        if self._wanted.status is not None:
-            condition = f"status = {int(self._wanted.status)}"
-        elif self._wanted.handler is not None:
+        """Return the ids of all jobs of the status and handler, or None if they are many."""
+        if not self._statuses and self._wanted.handler is None:
+            return None
+        condition = f"status IN ({in_list(self._statuses or frozenset(JobStatus))})"
+        if self._wanted.handler is not None:
             found = await self._connection.execute(
                 text(
                     "SELECT id FROM queue WHERE job_handler = :handler AND tenant_id = :tenant "
@@ -166,50 +269,132 @@ class _Lister:
                 return []
             if len(queues) > MOST_QUEUES:
                 return None
-            statuses = ", ".join(str(int(status)) for status in JobStatus)
             # Schedules of all handlers lie in the queue 0; the handler is looked at again.
-            condition = f"status IN ({statuses}) AND queue_id IN (0, {', '.join(queues)})"
-        else:
-            return None
+            condition += f" AND queue_id IN (0, {', '.join(queues)})"
         rows = await self._connection.exec_driver_sql(
             f"SELECT id FROM job_info {self._claim}WHERE {condition} LIMIT {FEW + 1}"
         )
         ids = [row.id for row in rows]
-        return None if len(ids) > FEW else sorted(ids, reverse=True)
+        return None if len(ids) > FEW else sorted(ids, reverse=not self._oldest_first)
 
     async def among(
         self, ids: Sequence[int], low: int, high: int
     ) -> tuple[Sequence[RowMapping], int | None]:
-        """Read those of some ids, newest first, that match now."""
+        """Read those of some ids, in order, that match now."""
         inside = [job_id for job_id in ids if low <= job_id < high]
         jobs: list[RowMapping] = []
         for start in range(0, len(inside), 500):
-            jobs += await self.read(
-                "id IN :ids", low, high, hint=self._primary, ids=inside[start : start + 500]
-            )
+            jobs += await self._read_some(inside[start : start + 500])
             if len(jobs) > self._limit:
                 return jobs[: self._limit], jobs[self._limit - 1]["id"]
         return jobs, None
 
     async def walk(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
-        """Walk the primary key backwards over at most `WALK_ROWS` jobs."""
-        floor = (
+        """Walk the primary key over at most `WALK_ROWS` jobs."""
+        edge = (
             await self._connection.execute(
                 text(
                     f"SELECT id FROM job_info {self._primary}WHERE id >= :low AND id < :high "
-                    "ORDER BY id DESC LIMIT 1 OFFSET :walked"
+                    f"ORDER BY id {self._order} LIMIT 1 OFFSET :walked"
                 ),
                 {"low": low, "high": high, "walked": WALK_ROWS - 1},
             )
         ).scalar_one_or_none()
-        reach = low if floor is None else floor
-        jobs = await self.read("1 = 1", reach, high, hint=self._primary)
+        if edge is not None:
+            low, high = (low, edge + 1) if self._oldest_first else (edge, high)
+        source = f"job_info {self._primary}"
+        jobs = await self.read(_IDS, source=source, low=low, high=high)
         if len(jobs) > self._limit:
             return jobs[: self._limit], jobs[self._limit - 1]["id"]
-        return jobs, floor
+        return jobs, edge
+
+    async def finished(
+        self, place: tuple[int, int] | None, until_id: int = HIGHEST_ID - 1
+    ) -> tuple[Sequence[RowMapping], tuple[int, int] | None]:
+        """Walk the index of finished times over about `WALK_ROWS` jobs."""
+        if self._statuses and not self._statuses & TERMINAL_JOBS:
+            return [], None
+        edge = await self._edge(place)
+        conditions = [*self._conditions, "id <= :until"]
+        values = self._values | {"until": until_id}
+        if self._wanted.label is not None:
+            # A scalar, since an EXISTS may be turned round to begin with all jobs of the label.
+            conditions.append(
+                "(SELECT value FROM job_label WHERE job_id = job_info.id "
+                "AND name = :label_name) = :label_value"
+            )
+            name, value = self._wanted.label
+            values |= {"label_name": name, "label_value": value}
+        jobs: list[RowMapping] = []
+        for span, ends in self._spans(place, edge):
+            if len(jobs) <= self._limit:
+                left = {"limit": self._limit + 1 - len(jobs), "offset": 0}
+                jobs += await self._by_finish(
+                    self._columns, [*conditions, span], values | ends | left
+                )
+        if len(jobs) > self._limit:
+            last = jobs[self._limit - 1]
+            return jobs[: self._limit], (last["finished_at"], last["id"])
+        return jobs, edge
+
+    async def _edge(self, place: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Return where the walk ends, None if so many entries of one range are not left."""
+        for span, ends in self._spans(place, None):
+            found = await self._by_finish(
+                "finished_at, id",
+                ["tenant_id = :tenant", span],
+                {"tenant": self._values["tenant"], "limit": 1, "offset": WALK_ROWS - 1, **ends},
+            )
+            if found:
+                return found[0]["finished_at"], found[0]["id"]
+        return None
+
+    def _spans(
+        self, place: tuple[int, int] | None, edge: tuple[int, int] | None
+    ) -> list[tuple[str, dict[str, int]]]:
+        """Return the ranges of the index behind `place`, up to and with `edge`, in order.
+
+        Each has one lower and one upper bound: of two SQLite would take the first, and of an OR
+        no engine takes any.
+        """
+        up = self._oldest_first
+        low = self._wanted.finished_from or 0
+        high = LATEST if self._wanted.finished_to is None else self._wanted.finished_to
+        first, last = 0, HIGHEST_ID  # the ids, both excluded, at the moment where the walk begins
+        spans = []
+        if place is not None and low <= place[0] < high:
+            at, after = place
+            first, last = (after, last) if up else (first, after)
+            if edge is not None and edge[0] == at:
+                first, last = (first, edge[1] + 1) if up else (edge[1] - 1, last)
+                return [(_AT, {"at": at, "first": first, "last": last})]
+            spans.append((_AT, {"at": at, "first": first, "last": last}))
+        if place is not None:
+            low, high = (max(low, place[0] + 1), high) if up else (low, min(high, place[0]))
+        if edge is None:
+            return [*spans, (_BETWEEN, {"low": low, "high": high})]
+        end, job_id = edge
+        low, high = (low, end) if up else (end + 1, high)
+        first, last = (0, job_id + 1) if up else (job_id - 1, HIGHEST_ID)
+        spans.append((_BETWEEN, {"low": low, "high": high}))
+        return [*spans, (_AT, {"at": end, "first": first, "last": last})]
+
+    async def _by_finish(
+        self, columns: str, conditions: Sequence[str], values: Mapping[str, Any]
+    ) -> Sequence[RowMapping]:
+        """Read one range of the index of finished times, in its order."""
+        found = await self._connection.execute(
+            text(
+                f"SELECT {columns} FROM job_info {self._finished}"
+                f"WHERE {' AND '.join(conditions)} ORDER BY finished_at {self._order}, "
+                f"id {self._order} LIMIT :limit OFFSET :offset"
+            ),
+            values,
+        )
+        return found.mappings().all()
 
 
-async def _id_range(
+async def id_range(
     connection: AsyncConnection, wanted: JobFilter, before: int | None
 ) -> tuple[int, int]:
     """Return the ids (first, behind the last) between which all jobs of the range are."""
@@ -261,26 +446,24 @@ async def _reaches(connection: AsyncConnection, job_id: int, moment: int) -> boo
     return created_at is None or created_at >= moment
 
 
-_RESULTS: Final = text(
-    "SELECT job_id, execution_id, result, result_in_payload FROM job_log "
-    "WHERE execution_id IN :executions"
+_CURRENT: Final = text(
+    "SELECT job_id, execution_id, result, result_in_payload, progress, progress_text, progress_at "
+    "FROM job_log WHERE execution_id IN :executions"
 ).bindparams(bindparam("executions", expanding=True))
 
 
-async def _results(
+async def _current(
     connection: AsyncConnection, jobs: Sequence[RowMapping]
-) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the short results of succeeded jobs, and the executions whose result is long."""
-    executions = sorted(
-        job["execution_id"]
-        for job in jobs
-        if job["status"] == JobStatus.SUCCEEDED and job["execution_id"] is not None
-    )
+) -> tuple[dict[str, str], frozenset[str], dict[str, RowMapping]]:
+    """Return the short results of succeeded jobs, executions with a long one, and the current."""
+    succeeded = {job["execution_id"] for job in jobs if job["status"] == JobStatus.SUCCEEDED}
+    executions = sorted(job["execution_id"] for job in jobs if job["execution_id"] is not None)
     if not executions:
-        return {}, frozenset()
-    rows = (await connection.execute(_RESULTS, {"executions": executions})).mappings().all()
-    long = frozenset(row["execution_id"] for row in rows if row["result_in_payload"])
-    return results_of(rows, {}), long
+        return {}, frozenset(), {}
+    rows = (await connection.execute(_CURRENT, {"executions": executions})).mappings().all()
+    ended = [row for row in rows if row["execution_id"] in succeeded]
+    long = frozenset(row["execution_id"] for row in ended if row["result_in_payload"])
+    return results_of(ended, {}), long, {row["execution_id"]: row for row in rows}
 
 
 async def _schedules(
@@ -344,5 +527,6 @@ async def list_children(
     if len(rows) > limit:
         last = page[-1]
         onward = (last["nominal_time"], last["shard_index"], last["child_key"])
-    results, long = await _results(connection, page)
-    return JobPage(page, results, long, None, await _schedules(connection, page)), onward
+    results, long, current = await _current(connection, page)
+    schedules = await _schedules(connection, page)
+    return JobPage(page, results, long, None, current, schedules), onward

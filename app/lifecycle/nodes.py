@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from sqlalchemy import bindparam, text
+from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.plumbing.database import Database
@@ -96,7 +96,9 @@ async def record_beat(
             "url": beat.url.rstrip("/"),
             "version": beat.version,
             "state": str(beat.state),
-            "handlers": orjson.dumps([one.model_dump() for one in beat.handlers]).decode(),
+            "handlers": orjson.dumps(
+                [one.model_dump(exclude_none=True) for one in beat.handlers]
+            ).decode(),
             "labels": orjson.dumps(beat.labels).decode(),
             "capacity": beat.capacity,
             "weight": beat.weight,
@@ -120,31 +122,42 @@ async def read_nodes(
     rows = await connection.execute(
         text(f"SELECT {_COLUMNS} FROM worker_node {where}ORDER BY last_heartbeat DESC, id{bound}")
     )
-    return [
-        Node(
-            worker_id=row["id"],
-            name=row["name"],
-            boot_id=row["boot_id"],
-            url=row["url"],
-            version=row["version"],
-            state=WorkerState(row["state"]),
-            handlers=(handlers := tuple(orjson.loads(row["handlers"]))),
-            handler_names=frozenset(handler["name"] for handler in handlers),
-            labels=orjson.loads(row["labels"]),
-            capacity=row["capacity"],
-            weight=row["weight"],
-            delivers=bool(row["delivers"]),
-            load_seq=row["load_seq"],
-            active=row["active"],
-            queued=row["queued"],
-            avg_cost_ms=row["avg_cost_ms"],
-            cpu_idle_percent=row["cpu_idle_percent"],
-            held=frozenset(orjson.loads(row["held"])),
-            beats=row["beats"],
-            last_heartbeat=row["last_heartbeat"],
-        )
-        for row in rows.mappings()
-    ]
+    return [_node(row) for row in rows.mappings()]
+
+
+async def read_node(connection: AsyncConnection, worker_id: str) -> Node | None:
+    """Return one worker, whatever its state."""
+    rows = await connection.execute(
+        text(f"SELECT {_COLUMNS} FROM worker_node WHERE id = :id"), {"id": worker_id}
+    )
+    row = rows.mappings().one_or_none()
+    return None if row is None else _node(row)
+
+
+def _node(row: RowMapping) -> Node:
+    handlers = tuple(orjson.loads(row["handlers"]))
+    return Node(
+        worker_id=row["id"],
+        name=row["name"],
+        boot_id=row["boot_id"],
+        url=row["url"],
+        version=row["version"],
+        state=WorkerState(row["state"]),
+        handlers=handlers,
+        handler_names=frozenset(handler["name"] for handler in handlers),
+        labels=orjson.loads(row["labels"]),
+        capacity=row["capacity"],
+        weight=row["weight"],
+        delivers=bool(row["delivers"]),
+        load_seq=row["load_seq"],
+        active=row["active"],
+        queued=row["queued"],
+        avg_cost_ms=row["avg_cost_ms"],
+        cpu_idle_percent=row["cpu_idle_percent"],
+        held=frozenset(orjson.loads(row["held"])),
+        beats=row["beats"],
+        last_heartbeat=row["last_heartbeat"],
+    )
 
 
 async def mark_down(connection: AsyncConnection, worker_id: str, *, last_heartbeat: int) -> bool:

@@ -27,7 +27,7 @@ SCHEDULE_COLUMNS: Final = (
 EXECUTION_COLUMNS: Final = (
     "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "
     "accepted_at, started_at, finished_at, error_code, error_message, reason, result, "
-    "result_in_payload, stale_at, stale_status"
+    "result_in_payload, stale_at, stale_status, progress, progress_text, progress_at"
 )
 
 
@@ -45,8 +45,20 @@ class JobRecord:
     params: str | None
     results: dict[str, str]
     """Result of each execution that has one, by execution id."""
+    current: RowMapping | None = None
+    """The current execution, where `executions` are left out."""
     schedule: RowMapping | None = None
     """What makes it a schedule, if it is one: `SCHEDULE_COLUMNS`."""
+
+
+async def read_handler(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> str | None:
+    """Return the name of the handler of a job of the tenant, None when there is no such job."""
+    found = await connection.execute(
+        text("SELECT job_handler FROM job_info WHERE id = :id AND tenant_id = :tenant"),
+        {"id": job_id, "tenant": tenant_id},
+    )
+    name: str | None = found.scalar_one_or_none()
+    return name
 
 
 async def read_job(
@@ -73,7 +85,7 @@ async def read_job(
     schedule = None
     if job["kind"] == JobKind.SCHEDULE:
         schedule = (await read_schedules(connection, [job_id])).get(job_id)
-    return JobRecord(job, tuple(newest), params, results_of(newest, bodies), schedule)
+    return JobRecord(job, tuple(newest), params, results_of(newest, bodies), schedule=schedule)
 
 
 _SCHEDULES: Final = text(f"SELECT {SCHEDULE_COLUMNS} FROM job_info WHERE id IN :ids").bindparams(

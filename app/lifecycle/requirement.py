@@ -42,6 +42,21 @@ def meets(requirement: str, labels: Mapping[str, str]) -> bool:
     return True
 
 
+def asked_labels(requirement: str) -> dict[str, str]:
+    """Return the labels that a queue asks for, as the job named them."""
+    return {
+        name: _unescape(value)
+        for name, _, value in (part.partition("=") for part in requirement.split(",") if part)
+    }
+
+
+def _unescape(value: str) -> str:
+    # The percent sign last: it opens every escape.
+    for character in " =,%":
+        value = value.replace(f"%{ord(character):02X}", character)
+    return value
+
+
 def _escape(value: str) -> str:
     for character in "%,= ":
         value = value.replace(character, f"%{ord(character):02X}")

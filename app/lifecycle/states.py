@@ -153,6 +153,15 @@ def verb_target(verb: str, kind: JobKind, status: JobStatus) -> JobStatus | None
     return None
 
 
+def verb_sources(verb: str) -> frozenset[JobStatus]:
+    """Return the states from which a caller's verb is possible, for some kind of job."""
+    return frozenset(
+        status
+        for status in JobStatus
+        if any(verb_target(verb, kind, status) is not None for kind in JobKind)
+    )
+
+
 def possible_verbs(kind: JobKind, status: JobStatus) -> tuple[str, ...]:
     """Name the verbs that are possible for a job in this state."""
     return tuple(verb for verb in VERBS if verb_target(verb, kind, status) is not None)

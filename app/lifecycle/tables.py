@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Double,
     Float,
     Index,
     Integer,
@@ -18,10 +19,11 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 3
+SCHEMA_REVISION: Final = 6
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -123,6 +125,13 @@ job_info = Table(
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
+    Index(
+        "ix_job_info_finished",
+        "tenant_id",
+        "finished_at",
+        "id",
+        sqlite_where=text("finished_at IS NOT NULL"),
+    ),
     _at_most("client_request_id", 128),
     _at_most("job_name", 128),
     _at_most("job_handler", 128),
@@ -184,9 +193,39 @@ job_log = Table(
     Column("log_pointer", String(255)),
     Column("stale_at", BigInteger, comment="a late report came, and changed nothing"),
     Column("stale_status", String(16)),
+    Column("progress", Double),
+    Column("progress_text", String(200)),
+    Column("progress_at", BigInteger),
     UniqueConstraint("execution_id"),
     Index("ix_job_log_job_id_id", "job_id", "id"),
     **_OPTIONS,
+)
+
+execution_log = Table(
+    "execution_log",
+    metadata,
+    Column("log_id", BigInteger, primary_key=True, autoincrement=False, comment="job_log.id"),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("head_bytes", Integer, nullable=False),
+    Column("tail_bytes", Integer, nullable=False),
+    Column("tail_first_seq", BigInteger, comment="NULL until the head is full"),
+    Column("dropped_lines", BigInteger, nullable=False, comment="that slid out of the tail"),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False, comment="no more lines will come"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+log_chunk = Table(
+    "log_chunk",
+    metadata,
+    Column("log_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("line_count", Integer, nullable=False),
+    Column("byte_count", Integer, nullable=False),
+    Column("dropped_lines", BigInteger, nullable=False, comment="that its markers stand for"),
+    Column("dropped_bytes", BigInteger, nullable=False),
+    Column("body", _Body, nullable=False, comment="JSON: [[seq, time, level, source, ...], ...]"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
 worker_node = Table(
@@ -212,6 +251,15 @@ worker_node = Table(
     Column("beats", BigInteger, nullable=False),
     Column("first_heartbeat", BigInteger, nullable=False),
     Column("last_heartbeat", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+handler_schema = Table(
+    "handler_schema",
+    metadata,
+    Column("digest", String(64), primary_key=True, comment="SHA-256 of the body"),
+    Column("body", _Body, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
@@ -249,6 +297,40 @@ stopping_execution = Table(
     Column("trigger_ts", BigInteger, nullable=False),
     Column("worker_id", String(128), nullable=False),
     **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+bulk_operation = Table(
+    "bulk_operation",
+    metadata,
+    _key(),
+    Column("operation_id", String(36), nullable=False),
+    Column("tenant_id", Integer, nullable=False),
+    Column("client_request_id", String(128)),
+    Column("request_digest", String(1024), nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("filter", Text, nullable=False, comment="JSON, as the caller sent it"),
+    Column("rate", Float, nullable=False, comment="most changes a second"),
+    Column("status", SmallInteger, nullable=False),
+    Column("until_id", BigInteger, nullable=False, comment="later jobs are not touched"),
+    Column("after_id", BigInteger, nullable=False, comment="the last job that had its turn"),
+    Column("after_finished", BigInteger, nullable=False, comment="when that had finished"),
+    Column("resume_at", BigInteger, nullable=False, comment="the rate allows no change before"),
+    Column("matched", BigInteger, nullable=False),
+    Column("matched_is_minimum", Boolean, nullable=False),
+    Column("changed", BigInteger, nullable=False, server_default="0"),
+    Column("refused", Text, nullable=False, comment="JSON: how many by code"),
+    Column("error_code", String(64)),
+    Column("error_message", String(2000)),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    UniqueConstraint("operation_id"),
+    UniqueConstraint("tenant_id", "client_request_id"),
+    Index("ix_bulk_operation_status_id", "status", "id"),
+    Index("ix_bulk_operation_tenant_id_id", "tenant_id", "id"),
+    _at_most("client_request_id", 128),
+    **_OPTIONS,
 )
 
 job_expiry = Table(

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 log = structlog.get_logger(__name__)
 Value = TypeVar("Value")
+Connect = Callable[[], Awaitable[Any]]
 
 MYSQL_DEADLOCK_OR_LOCK_WAIT: Final = frozenset({1205, 1213})
 # Server gone or going, refused, lost during query, too many connections, host blocked.
@@ -50,17 +51,20 @@ class Database:
     """One database, MySQL or SQLite, behind two kinds of transaction: `write` and `read`.
 
     SQLite has one writer: an asyncio lock keeps this process's writers in line, and BEGIN
-    IMMEDIATE keeps other processes' out from before the first read.
+    IMMEDIATE keeps other processes' out from before the first read. `connect` opens SQLite's
+    driver connections in place of aiosqlite.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 16) -> None:
+    def __init__(self, url: str, *, pool_size: int = 16, connect: Connect | None = None) -> None:
         self.url: URL = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writer_lock = asyncio.Lock() if self.is_sqlite else None
         self._writing: set[asyncio.Future[Any]] = set()
         if self.is_sqlite:
-            self._writers = _sqlite_engine(self.url, begin="BEGIN IMMEDIATE", pool_size=1)
-            self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4)
+            self._writers = _sqlite_engine(
+                self.url, begin="BEGIN IMMEDIATE", pool_size=1, connect=connect
+            )
+            self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4, connect=connect)
         else:
             # Reads commit by themselves: a plain SELECT is one round trip, not three.
             self._writers = _mysql_engine(self.url, pool_size, isolation_level="READ COMMITTED")
@@ -187,9 +191,10 @@ def _driver_code(error: DBAPIError) -> int | None:
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
-def _sqlite_engine(url: URL, *, begin: str, pool_size: int) -> AsyncEngine:
+def _sqlite_engine(url: URL, *, begin: str, pool_size: int, connect: Connect | None) -> AsyncEngine:
+    options: dict[str, Any] = {} if connect is None else {"async_creator": connect}
     engine = create_async_engine(
-        url, pool_size=pool_size, max_overflow=0, connect_args={"timeout": 10}
+        url, pool_size=pool_size, max_overflow=0, connect_args={"timeout": 10}, **options
     )
 
     @event.listens_for(engine.sync_engine, "connect")

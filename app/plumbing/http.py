@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,10 +31,16 @@ class Reply:
 
 
 class InternalClient:
-    """Speaks JSON to workers over kept connections; redirects and proxies are not followed."""
+    """Speaks JSON to workers over kept connections; redirects and proxies are not followed.
 
-    def __init__(self, token: str) -> None:
+    `open_session` is called at the first call, in the event loop.
+    """
+
+    def __init__(
+        self, token: str, open_session: Callable[[], aiohttp.ClientSession] | None = None
+    ) -> None:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._open_session = open_session or _open_session
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, url: str, body: bytes, *, seconds: float = ANSWER_SECONDS) -> Reply:
@@ -75,12 +82,16 @@ class InternalClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-                trust_env=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+            self._session = self._open_session()
         return self._session
+
+
+def _open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -56,6 +56,19 @@ _DELETES_OF_SCHEDULES: Final = tuple(
     )
     for table in ("schedule_skip", "schedule_live", "schedule_backfill")
 )
+_EXECUTIONS: Final = text("SELECT id, job_id FROM job_log WHERE job_id IN :ids").bindparams(
+    bindparam("ids", expanding=True)
+)
+_LOG_SIZES: Final = text(
+    "SELECT log_id, head_bytes + tail_bytes AS size FROM execution_log WHERE log_id IN :ids"
+).bindparams(bindparam("ids", expanding=True))
+_DELETE_LOGS: Final = tuple(
+    text(f"DELETE FROM {table} WHERE log_id IN :ids").bindparams(bindparam("ids", expanding=True))
+    for table in ("log_chunk", "execution_log")
+)
+MOST_LOG_BYTES: Final = 32 * 1024 * 1024
+"""Of log lines that leave in one transaction; one job may have more."""
+IDS_AT_ONCE: Final = 1000
 _DELETE_JOBS: Final = text(
     f"DELETE FROM job_info WHERE id IN :ids AND status IN ({in_list(TERMINAL_JOBS)})"
 ).bindparams(bindparam("ids", expanding=True))
@@ -97,16 +110,19 @@ async def prune_batch(
         )
     else:
         leaving = []
-    if leaving:
+    fit = await _delete_logs(connection, leaving) if leaving else []
+    if fit:
         for statement in (_DELETE_JOBS, *_DELETES):
-            await connection.execute(statement, {"ids": leaving})
+            await connection.execute(statement, {"ids": fit})
         kinds = {row.id: row.kind for row in rows}
-        schedules = [job_id for job_id in leaving if kinds[job_id] == JobKind.SCHEDULE]
+        schedules = [job_id for job_id in fit if kinds[job_id] == JobKind.SCHEDULE]
         for statement in _DELETES_OF_SCHEDULES if schedules else ():
             await connection.execute(statement, {"ids": schedules})
+    if len(fit) < len(leaving):
+        return Pruned(cursor=fit[-1], deleted=len(fit), more=True)
     return Pruned(
         cursor=rows[-1].id if rows else cursor,
-        deleted=len(leaving),
+        deleted=len(fit),
         more=len(rows) == limit and len(old) == len(rows),
     )
 
@@ -135,3 +151,32 @@ async def prune_skips(
         deleted=len(old),
         more=len(rows) == limit and any(row.from_time < before_ms for row in rows),
     )
+
+
+async def _delete_logs(connection: AsyncConnection, leaving: list[int]) -> list[int]:
+    """Delete the lines of the first of these jobs, as many as one transaction may, and name them.
+
+    A job without lines costs nothing more than to be looked up.
+    """
+    job_of = {row.id: row.job_id for row in await connection.execute(_EXECUTIONS, {"ids": leaving})}
+    sizes: dict[int, int] = {}
+    logs: dict[int, list[int]] = {}
+    log_ids = sorted(job_of)
+    for start in range(0, len(log_ids), IDS_AT_ONCE):
+        chunk = log_ids[start : start + IDS_AT_ONCE]
+        for row in await connection.execute(_LOG_SIZES, {"ids": chunk}):
+            job_id = job_of[row.log_id]
+            sizes[job_id] = sizes.get(job_id, 0) + row.size
+            logs.setdefault(job_id, []).append(row.log_id)
+    fit: list[int] = []
+    total = 0
+    for job_id in leaving:
+        total += sizes.get(job_id, 0)
+        if fit and total > MOST_LOG_BYTES:
+            break
+        fit.append(job_id)
+    gone = sorted(log_id for job_id in fit for log_id in logs.get(job_id, ()))
+    for start in range(0, len(gone), IDS_AT_ONCE):
+        for statement in _DELETE_LOGS:
+            await connection.execute(statement, {"ids": gone[start : start + IDS_AT_ONCE]})
+    return fit

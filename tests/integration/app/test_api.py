@@ -104,6 +104,25 @@ async def test_every_error_is_a_problem_with_a_stable_code(
         assert answer.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("OPTIONS", "/openapi/jobs", "GET, POST"),
+        ("DELETE", "/openapi/jobs/1", "GET, PATCH"),
+        ("PATCH", "/openapi/jobs/batch", "POST"),
+        ("GET", "/openapi/jobs/batch", "POST"),
+        ("PUT", "/openapi/jobs/1/cancel", "POST"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+    ],
+)
+async def test_a_method_that_an_address_does_not_take_is_told_all_that_it_takes(
+    one_api: Door, method: str, path: str, allowed: str
+) -> None:
+    answer = await one_api.client.request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+    assert set(answer.headers["allow"].split(", ")) == set(allowed.split(", "))
+
+
 LONG = "x" * 129
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"unknown": 1}, "unknown"),

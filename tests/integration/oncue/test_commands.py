@@ -7,18 +7,16 @@ import os
 import pty
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import uuid
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from tests.support.cli import ONCUE, cli_environment, oncue
+from tests.support.engines import Engine
 from tests.support.ports import free_port
-from tests.support.processes import Platform
+from tests.support.processes import NewPlatform, Platform
+from tests.support.receiver import Receiver
 from tests.support.wait import until
 
 pytestmark = pytest.mark.xdist_group("sdk")
@@ -161,99 +159,209 @@ def test_a_wait_on_a_terminal_tells_how_the_job_stands(sdk_platform: Platform) -
     assert b"is RUNNING, attempt 1 of 4" in seen
 
 
-class FakeServer(ThreadingHTTPServer):
-    """Answers everything with one document and notes method, path, query and key."""
-
-    def __init__(self, document: Any) -> None:
-        self.noted: list[tuple[str, str, dict[str, str], str | None]] = []
-        noted = self.noted
-
-        class Answering(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                parts = urlsplit(self.path)
-                key = self.headers.get("Authorization")
-                noted.append((self.command, parts.path, dict(parse_qsl(parts.query)), key))
-                body = json.dumps(document).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_POST = answer  # noqa: N815 - the names that http.server calls
-
-            def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name
-                """Say nothing."""
-
-        super().__init__(("127.0.0.1", 0), Answering)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-JOB = {
-    "jobId": 7,
-    "jobName": "\x1b[31mred\u202e",
-    "jobHandler": "echo",
-    "status": "FAILED",
-    "createdAt": "2030-01-01T00:00:00.000Z",
-}
-
-
-def serving(document: Any) -> Iterator[FakeServer]:
-    with FakeServer(document) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def one_job() -> Iterator[FakeServer]:
-    yield from serving(JOB)
-
-
-@pytest.fixture
-def many_jobs() -> Iterator[FakeServer]:
-    yield from serving({"items": [JOB, JOB], "nextCursor": "more"})
-
-
-@pytest.mark.parametrize("verb", ["cancel", "retry", "pause", "resume"])
-def test_a_verb_is_a_post_with_the_key(one_job: FakeServer, verb: str) -> None:
-    told = oncue(verb, "7", "--json", url=one_job.url, variables={"ONCUE_API_KEY": "k"})
-    assert told.code == OK
-    assert json.loads(told.out)["jobId"] == 7
-    assert one_job.noted == [("POST", f"/openapi/jobs/7/{verb}", {}, "Bearer k")]
-
-
-def test_list_sends_its_filters_and_reads_no_more_pages_than_it_shows(
-    many_jobs: FakeServer,
-) -> None:
+def submitted(platform: Platform, *words: str) -> int:
+    """Submit a job that waits for an hour, and return its id."""
     told = oncue(
-        *("list", "--status", "failed", "--created-from", "2030-01-01T00:00:00+01:00"),
-        *("--limit", "3", "--json"),
-        url=many_jobs.url,
+        *("submit", "--handler", "echo", "--delay", "3600", "--json"), *words, url=platform.url
     )
+    return int(json.loads(told.out)["jobId"])
+
+
+def test_every_verb_shows_the_job_as_it_is_then(sdk_platform: Platform) -> None:
+    job_id = submitted(sdk_platform, "--params", "1")
+    for verb, status in (
+        ("pause", "PAUSED"),
+        ("resume", "WAITING"),
+        ("cancel", "CANCELLED"),
+        ("retry", "WAITING"),
+    ):
+        told = oncue(verb, str(job_id), "--json", url=sdk_platform.url)
+        assert (told.code, told.err) == (OK, "")
+        assert json.loads(told.out)["status"] == status
+    refused = oncue("resume", str(job_id), url=sdk_platform.url)
+    assert refused.code == REFUSED
+    assert refused.err.endswith("(verb_not_possible)\n")
+
+
+def test_a_job_of_later_is_triggered_with_other_params(sdk_platform: Platform) -> None:
+    job_id = submitted(sdk_platform, "--params", "1")
+    told = oncue("trigger", str(job_id), "--params", '{"a": 2}', "--json", url=sdk_platform.url)
+    assert (told.code, json.loads(told.out)["params"]) == (OK, {"a": 2})
+    assert sdk_platform.ended(job_id)["result"] == {"a": 2}
+    again = oncue("trigger", str(job_id), url=sdk_platform.url)
+    assert again.code == REFUSED
+    assert "submit a new job" in again.err
+    other = submitted(sdk_platform, "--params", "1")
+    assert oncue("trigger", str(other), url=sdk_platform.url).code == OK
+    assert sdk_platform.ended(other)["result"] == 1
+
+
+def test_a_job_is_found_by_its_request_id(sdk_platform: Platform) -> None:
+    request_id = uuid.uuid4().hex
+    job_id = submitted(sdk_platform, "--request-id", request_id)
+    told = oncue("get", "--client-request-id", request_id, "--json", url=sdk_platform.url)
+    assert json.loads(told.out) == sdk_platform.job(job_id)
+    nobody = oncue("get", "--client-request-id", "nobody's", url=sdk_platform.url)
+    assert (nobody.code, nobody.out) == (REFUSED, "")
+    assert "no job has the clientRequestId" in nobody.err
+
+
+def test_a_job_is_explained_for_people_and_for_scripts(sdk_platform: Platform) -> None:
+    job_id = sdk_platform.submit("fail", {"message": "boom"}, maxRetry=0)
+    sdk_platform.ended(job_id)
+    told = oncue("explain", str(job_id), "--json", url=sdk_platform.url)
     assert told.code == OK
-    assert [job["jobId"] for job in json.loads(told.out)] == [7, 7, 7]
-    query = {"status": "FAILED", "createdFrom": "2029-12-31T23:00:00.000Z", "limit": "3"}
-    assert many_jobs.noted == [
-        ("GET", "/openapi/jobs", query, None),
-        ("GET", "/openapi/jobs", {**query, "cursor": "more"}, None),
-    ]
+    found = json.loads(told.out)
+    assert found | {"at": ""} == sdk_platform.get(f"/openapi/jobs/{job_id}/explain") | {"at": ""}
+
+    shown = oncue("explain", str(job_id), url=sdk_platform.url)
+    assert (shown.code, shown.err) == (OK, "")
+    lines = shown.out.splitlines()
+    assert lines[0].startswith(f"Job {job_id} is FAILED. It failed: ")
+    assert lines[0].endswith("(ended_failed)")
+    assert any(found["attempts"][0]["story"] in line for line in lines)
+    assert lines[-1] == "Possible now: retry."
 
 
-def test_a_list_for_people_says_when_there_is_more(many_jobs: FakeServer) -> None:
-    told = oncue("list", "--label", "team=a", "--limit", "1", url=many_jobs.url)
+def test_attempts_and_callbacks_are_listed(sdk_platform: Platform, receiver: Receiver) -> None:
+    job_id = sdk_platform.submit("echo", callbackUrl=receiver.url())
+    sdk_platform.ended(job_id)
+    receiver.wait_for(1)
+    attempts = json.loads(oncue("executions", str(job_id), "--json", url=sdk_platform.url).out)
+    assert attempts == sdk_platform.get(f"/openapi/jobs/{job_id}/executions")["items"]
+    table = oncue("executions", str(job_id), url=sdk_platform.url).out.splitlines()
+    assert table[1].split()[:3] == ["1", "SUCCEEDED", "worker-1"]
+
+    (callback,) = json.loads(oncue("callbacks", str(job_id), "--json", url=sdk_platform.url).out)
+    again = oncue("redeliver", callback["deliveryId"], url=sdk_platform.url)
+    assert again.out.splitlines()[1].split()[0] == callback["deliveryId"]
+    first, second = receiver.wait_for(2)
+    assert first.headers["webhook-id"] == second.headers["webhook-id"] == callback["deliveryId"]
+    listed = oncue("callbacks", str(job_id), url=sdk_platform.url)
+    assert receiver.url() in listed.out
+    assert oncue("redeliver", "no-such", url=sdk_platform.url).code == REFUSED
+
+
+def test_a_list_takes_its_filters_and_says_when_there_is_more(sdk_platform: Platform) -> None:
+    team = uuid.uuid4().hex
+    made = [submitted(sdk_platform, "--label", f"team={team}") for _ in range(3)]
+    told = oncue(
+        *("list", "--label", f"team={team}", "--created-from", "2020-01-01T00:00:00+01:00"),
+        *("--limit", "3", "--json"),
+        url=sdk_platform.url,
+    )
+    assert [job["jobId"] for job in json.loads(told.out)] == made[::-1]
+    shown = oncue("list", "--label", f"team={team}", "--limit", "2", url=sdk_platform.url)
+    assert shown.err == "Only the newest 2: --limit shows more.\n"
+    assert shown.out.splitlines()[1].split()[:3] == [str(made[2]), "WAITING", "echo"]
+    whole = oncue("list", "--label", f"team={team}", "--limit", "3", url=sdk_platform.url)
+    assert whole.err == ""
+    none = oncue("list", "--label", f"team={team}", "--status", "failed", url=sdk_platform.url)
+    assert none.code == REFUSED
+
+
+def test_names_cannot_play_tricks_with_the_terminal(sdk_platform: Platform) -> None:
+    job_id = sdk_platform.submit("fail", {"message": "\x1b[31mred\u202e"}, maxRetry=0)
+    sdk_platform.ended(job_id)
+    for command in ("get", "explain", "executions"):
+        told = oncue(command, str(job_id), url=sdk_platform.url)
+        assert "\\x1b[31mred\\u202e" in told.out, command
+        assert "\x1b" not in told.out
+
+
+def test_the_key_is_taken_from_the_environment_or_a_flag(
+    sqlite_engine: Engine, new_platform: NewPlatform
+) -> None:
+    guarded = new_platform(sqlite_engine, environment={"ONCUE_API_KEYS": "me:a-long-key"})
+    guarded.dispatcher()
+    refused = oncue("list", url=guarded.url)
+    assert refused.code == REFUSED
+    assert refused.err.endswith("(unauthorized)\n")
+    with_flag = oncue("list", "--api-key", "a-long-key", "--json", url=guarded.url)
+    with_variable = oncue(
+        "list", "--json", url=guarded.url, variables={"ONCUE_API_KEY": "a-long-key"}
+    )
+    for told in (with_flag, with_variable):
+        assert (told.code, told.out) == (OK, "[]\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cancel",),
+        ("cancel", "7", "--where", "status=FAILED"),
+        ("cancel", "7", "--yes"),
+        ("cancel", "--where", "moon=full", "--yes"),
+        ("cancel", "--where", "status", "--yes"),
+        ("cancel", "--where", "label=x", "--yes"),
+        ("cancel", "--where", "handler=a", "--where", "handler=b", "--yes"),
+        ("cancel", "--where", "created-from=yesterday", "--yes"),
+        ("cancel", "--where", "handler=x", "--yes", "--timeout", "3"),
+        ("cancel", "--where", "handler=x"),
+        ("bulk", "--wait"),
+    ],
+)
+def test_a_bulk_command_that_is_not_clear_sends_nothing(words: tuple[str, ...]) -> None:
+    told = oncue(*words, url="http://127.0.0.1:1")  # whatever is sent there ends with another code
+    assert (told.code, told.out) == (2, ""), told
+    assert told.err.startswith("oncue: ")
+    assert told.err.count("\n") == 1
+
+
+def test_many_jobs_are_changed_with_where(sdk_platform: Platform) -> None:
+    url, label = sdk_platform.url, f"team={sdk_platform.internal_token}"
+    for _ in range(3):
+        told = oncue(*("submit", "--handler", "echo", "--delay", "3600", "--label", label), url=url)
+        assert told.code == OK
+    where = ("--where", f"label={label}", "--where", "status=waiting")
+    assert oncue("pause", *where, "--dry-run", url=url).out == "3 jobs would be paused\n"
+    counted = json.loads(oncue("pause", *where, "--dry-run", "--json", url=url).out)
+    assert (counted["matched"], counted["matchedIsMinimum"]) == (3, False)
+
+    words = ("pause", *where, "--yes", "--wait", "--timeout", "30", "--rate", "50")
+    told = oncue(*words, "--request-id", "p", "--json", url=url)
+    assert (told.code, told.err) == (OK, "")
+    operation = json.loads(told.out)
+    assert (operation["status"], operation["changed"]) == ("SUCCEEDED", 3)
+    again = json.loads(oncue(*words, "--request-id", "p", "--json", url=url).out)
+    assert again == operation
+
+    shown = oncue("bulk", operation["operationId"], "--wait", url=url)
+    assert shown.code == OK
+    assert f"label={label}" in shown.out
+    assert operation["operationId"] in oncue("bulk", url=url).out
+    refused = oncue("bulk", operation["operationId"], "--cancel", url=url)
+    assert (refused.code, refused.err.endswith("(operation_ended)\n")) == (REFUSED, True)
+    told = oncue("cancel", *where[:2], "--yes", "--wait", url=url)
     assert told.code == OK
-    assert told.out.splitlines()[1].split()[:3] == ["7", "FAILED", "echo"]
-    assert told.err == "Only the newest 1: --limit shows more.\n"
-    assert many_jobs.noted[0][2] == {"label": "team=a", "limit": "1"}
+    assert sdk_platform.get(f"/openapi/jobs?label={label}&limit=1")["items"][0]["status"] == (
+        "CANCELLED"
+    )
 
 
-def test_names_cannot_play_tricks_with_the_terminal(one_job: FakeServer) -> None:
-    told = oncue("get", "7", url=one_job.url)
-    assert "\\x1b[31mred\\u202e" in told.out
-    assert "\x1b" not in told.out
+@pytest.mark.parametrize(
+    ("answer", "code", "status"), [("y\n", OK, "CANCELLED"), ("n\n", 2, "WAITING")]
+)
+def test_on_a_terminal_a_bulk_command_asks_first(
+    sdk_platform: Platform, answer: str, code: int, status: str
+) -> None:
+    label = f"team={uuid.uuid4().hex}"
+    made = [submitted(sdk_platform, "--label", label) for _ in range(3)]
+    ours, theirs = pty.openpty()
+    asking = subprocess.Popen(
+        [ONCUE, "cancel", "--where", f"label={label}", "--json", "--wait"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=cli_environment(sdk_platform.url, TERM="xterm"),
+    )
+    os.close(theirs)
+    seen = os.read(ours, 4096)
+    while b"cancel 3 jobs? [y/N]:" not in seen:
+        seen += os.read(ours, 4096)
+    os.write(ours, answer.encode())
+    out, _ = asking.communicate(timeout=30)
+    os.close(ours)
+    assert asking.returncode == code, seen
+    assert (json.loads(out)["changed"] if out else None) == (3 if code == OK else None)
+    assert {sdk_platform.job(job_id)["status"] for job_id in made} == {status}

@@ -16,12 +16,24 @@ PROGRAM = """
 import importlib.util, json, sys
 from pathlib import Path
 
-absent = ("fastapi", "sqlalchemy", "redis", "aiohttp", "typer", "alembic", "uvicorn")
+absent = ("fastapi", "sqlalchemy", "redis", "aiohttp", "typer", "alembic", "uvicorn", "structlog")
 assert not [name for name in absent if importlib.util.find_spec(name)], "the server came along"
 
 import oncue, oncue.testing, oncue.protocol
+from oncue import AsyncClient, Client, Context, Fail, handler, verify_webhook
+
+assert all(hasattr(oncue, name) for name in oncue.__all__)
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"app", "worker"}, "the services came along"
 assert Path(oncue.__file__).is_relative_to(sys.prefix), oncue.__file__
 assert Path(oncue.__file__).with_name("py.typed").exists()
+
+try:
+    oncue.testing.Platform().start()
+except oncue.testing.PlatformUnavailable as error:
+    assert "pip install 'oncue[server]'" in str(error), error
+else:
+    raise AssertionError("a platform ran without the server")
 
 with oncue.Client(sys.argv[1]) as client:
     job = client.wait(client.submit("echo", {"from": "wheel"}), timeout=30, check=True)
@@ -54,6 +66,18 @@ def test_the_wheel_works_without_what_the_server_needs(
     )
     assert (told.returncode, told.stderr) == (0, "")
     assert "SUCCEEDED" in told.stdout
+    for command in ("up", "dispatcher", "worker", "migrate"):
+        told = subprocess.run(
+            [fresh.with_name("oncue"), command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=tmp_path,
+        )
+        assert (told.returncode, told.stdout) == (2, "")
+        assert told.stderr.startswith("oncue: this command needs the server: pip install ")
+        assert told.stderr.count("\n") == 1
 
 
 def new_environment(place: Path) -> Path:

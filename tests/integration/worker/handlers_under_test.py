@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -148,3 +149,66 @@ def block(params: Any) -> None:
     """Block a thread for good."""
     Path(params["file"]).write_text("begun")
     time.sleep(600)
+
+
+@handler("w_speak")
+async def speak(params: Any, ctx: Context) -> None:
+    """Say `name` in each way there is, `times` times, letting others run in between."""
+    log = logging.getLogger("shop")
+    for number in range(params["times"]):
+        ctx.log(f"{params['name']} ctx {number}", "debug", number=number)
+        print(params["name"], "stdout", number)
+        await asyncio.sleep(0)
+        print(params["name"], "stderr", number, file=sys.stderr)
+        log.error("%s log %s", params["name"], number)
+        await asyncio.to_thread(print, params["name"], "thread", number)
+        ctx.progress(number / params["times"], params["name"])
+
+
+@handler("w_speak_thread")
+def speak_thread(params: Any, ctx: Context) -> None:
+    """The same from a thread."""
+    log = logging.getLogger("shop")
+    for number in range(params["times"]):
+        ctx.log(f"{params['name']} ctx {number}")
+        print(params["name"], "stdout", number)
+        log.error("%s log %s", params["name"], number)
+        time.sleep(0.001)
+
+
+@handler("w_speak_child", isolation="process")
+def speak_child(params: Any, ctx: Context) -> None:
+    """The same from a child process, and past Python's streams, and from a program."""
+    speak_thread(params, ctx)
+    ctx.progress(0.5, "half")
+    os.write(1, b"past python\n")
+    subprocess.run([sys.executable, "-c", "print('a program')"], check=True)
+
+
+@handler("w_last_words", isolation="process")
+def last_words(params: Any, ctx: Context) -> None:
+    """Speak, without an end of the line, and wait to be killed."""
+    ctx.log("before the end")
+    print("last words", end="")
+    Path(params["file"]).write_text("said")
+    time.sleep(60)
+
+
+@handler("w_flood")
+def flood(params: Any, ctx: Context) -> int:
+    """Print in a tight loop for `seconds`."""
+    number, end = 0, time.monotonic() + params["seconds"]
+    while time.monotonic() < end:
+        print(f"{number} {'x' * 100}")
+        number += 1
+    return number
+
+
+@handler("w_long_line")
+async def long_line(params: Any, ctx: Context) -> None:
+    """Say lines that are longer than a line may be."""
+    ctx.log("ü" * 20_000, order=1)
+    print("y" * 40_000)
+    for _ in range(5):
+        print("z" * 10_000, end="")
+    print()

@@ -11,8 +11,11 @@ from aiohttp import web
 
 from oncue.protocol import (
     HEARTBEAT_PATH,
+    LOGS_PATH,
     REPORTS_PATH,
     Heartbeat,
+    LogLine,
+    LogsRequest,
     Outcome,
     ReportsRequest,
 )
@@ -31,12 +34,19 @@ class FakeDispatcher:
         self.reports: list[ReportsRequest] = []
         self.bodies: list[bytes] = []
         self.unwanted: list[str] = []
+        self.wanted_schemas: list[str] | None = None
+        self.refuses_schemas = False
+        self.refused_beats = 0
         self.deliveries: list[dict[str, Any]] = []
         self.status_of: Callable[[ReportsRequest], int] = lambda _: 200
         self.acknowledges: Callable[[str], bool] = lambda _: True
         self.arrived = 0
         self.gate: asyncio.Event | None = None
         self.refused: list[ReportsRequest] = []
+        self.shipments: list[LogsRequest] = []
+        self.logs_status = 200
+        self.logs_asked = 0
+        self.refuses: list[str] = []
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> None:
@@ -44,6 +54,7 @@ class FakeDispatcher:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post(HEARTBEAT_PATH, self._beat)
         app.router.add_post(REPORTS_PATH, self._report)
+        app.router.add_post(LOGS_PATH, self._ship)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
@@ -76,11 +87,63 @@ class FakeDispatcher:
             for one in report.tries
         }
 
+    def lines(self, execution_id: str) -> list[LogLine]:
+        """The lines of one execution that were taken so far, each once."""
+        found = {
+            line.seq: line
+            for shipment in self.shipments
+            for part in shipment.parts
+            if part.execution_id == execution_id
+            for line in part.lines
+        }
+        return [found[seq] for seq in sorted(found)]
+
+    def said(self, execution_id: str) -> list[tuple[str, str]]:
+        """Source and message of these lines."""
+        return [(line.source.value, line.message) for line in self.lines(execution_id)]
+
+    def is_complete(self, execution_id: str) -> bool:
+        """Whether the worker has said that no more lines will come."""
+        return any(
+            part.complete
+            for shipment in self.shipments
+            for part in shipment.parts
+            if part.execution_id == execution_id
+        )
+
+    def progress(self, execution_id: str) -> list[tuple[float, str]]:
+        """All progress that was told of one execution."""
+        return [
+            (part.progress.value, part.progress.text)
+            for shipment in self.shipments
+            for part in shipment.parts
+            if part.execution_id == execution_id and part.progress is not None
+        ]
+
+    async def _ship(self, request: web.Request) -> web.Response:
+        self.logs_asked += 1
+        body = await request.read()
+        status = 503 if self.silent else self.logs_status
+        if status != 200:
+            return web.Response(status=status)
+        self.shipments.append(LogsRequest.model_validate_json(body))
+        return web.json_response({"refused": self.refuses})
+
     async def _beat(self, request: web.Request) -> web.Response:
         if self.silent:
             return web.Response(status=503)
-        self.beats.append(Heartbeat.model_validate_json(await request.read()))
-        answer = {"term": self.term, "now": int(time.time() * 1000), "unwanted": self.unwanted}
+        beat = Heartbeat.model_validate_json(await request.read())
+        if self.refuses_schemas and beat.schemas:
+            self.refused_beats += 1
+            return web.Response(status=413)
+        self.beats.append(beat)
+        answer: dict[str, Any] = {
+            "term": self.term,
+            "now": int(time.time() * 1000),
+            "unwanted": self.unwanted,
+        }
+        if self.wanted_schemas is not None:  # a dispatcher of the last release does not ask
+            answer["wantedSchemas"] = self.wanted_schemas
         return web.json_response(answer)
 
     async def _report(self, request: web.Request) -> web.Response:

@@ -126,6 +126,24 @@ async def test_a_body_whose_runs_cannot_be_told_apart_is_refused_whole(
     assert (answer.status_code, code_of(answer)) == (422, "invalid_request")
 
 
+@pytest.mark.parametrize("path", ["/run", "/cancel", "/deliver"])
+async def test_a_term_too_large_to_be_beaten_on_is_refused(client: Open, path: str) -> None:
+    body = {"runs": [], "executionIds": [], "reason": "cancelled", "deliveries": []}
+    async with client() as worker:
+        refused = await worker.post(path, json={**body, "term": 2**63})
+        taken = await worker.post(path, json={**body, "term": 2**63 - 1})
+    assert (refused.status_code, code_of(refused)) == (422, "invalid_request")
+    assert taken.status_code == 200
+
+
+async def test_a_body_that_is_no_text_is_refused(client: Open) -> None:
+    async with client() as worker:
+        answer = await worker.post(
+            "/run", content=b"\x80", headers={"Content-Type": "application/json"}
+        )
+    assert (answer.status_code, code_of(answer)) == (400, "bad_request")
+
+
 async def test_a_body_over_the_limit_is_refused_declared_or_not(client: Open) -> None:
     async def stream() -> AsyncIterator[bytes]:
         for _ in range(9):

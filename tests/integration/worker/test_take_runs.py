@@ -10,6 +10,7 @@ import pytest
 from redis import Redis
 
 from oncue.protocol import (
+    GIVEN_UP,
     Answer,
     CancelRequest,
     OutcomeStatus,
@@ -25,9 +26,11 @@ from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
+from worker.clock import boot_seconds
 from worker.held import StaleTerm
 from worker.lease import LeaseUnavailable, Wanted
 from worker.parts import Parts
+from worker.run import RunsTooOld
 
 
 async def take(parts: Parts, *runs: Run, term: int = 1) -> list[RunAnswer]:
@@ -70,6 +73,53 @@ async def test_the_same_run_sent_again_is_a_duplicate_while_held_and_after_its_e
         assert finished.answer is Answer.DUPLICATE
         assert finished.outcome is not None
         assert finished.outcome.status is OutcomeStatus.SUCCEEDED
+
+
+async def test_a_request_that_waited_too_long_starts_nothing(open_worker: OpenWorker) -> None:
+    run = make_run("w_wait", {"seconds": 5})
+    async with open_worker() as parts:
+        now = parts.clock.now_ms()
+        late = make_request(run).model_copy(update={"sent_at": now - 11_000})
+        with pytest.raises(RunsTooOld):
+            await parts.intake.take(late)
+        assert not parts.held.live
+        await parts.intake.take(late.model_copy(update={"sent_at": now}))
+        assert list(parts.held.live) == [run.execution_id]
+
+
+async def test_a_lease_that_was_granted_before_a_long_freeze_is_not_begun_on(
+    open_worker: OpenWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("w_wait", {"seconds": 5})
+    async with open_worker() as parts:
+        granted = parts.leases.take
+
+        async def take_and_freeze(wanted: Sequence[Wanted]) -> list[bytes]:
+            values = await granted(wanted)
+            monkeypatch.setattr("worker.run.boot_seconds", lambda: boot_seconds() + 30)
+            return values
+
+        monkeypatch.setattr(parts.leases, "take", take_and_freeze)
+        with pytest.raises(LeaseUnavailable):
+            await take(parts, run)
+        assert not parts.held.live
+        monkeypatch.undo()
+        [answer] = await take(parts, run)
+        assert answer.answer is Answer.ACCEPTED
+
+
+async def test_an_attempt_that_was_given_up_is_not_begun(
+    open_worker: OpenWorker, valkey: PrivateValkey
+) -> None:
+    run = make_run("w_wait", {"seconds": 5})
+    async with open_worker() as parts:
+        key = run_key(parts.settings.redis_prefix, run.job_id, run.trigger_ts)
+        with Redis.from_url(valkey.socket_url) as redis:
+            redis.set(key, run_mark(GIVEN_UP, GIVEN_UP))
+        [answer] = await take(parts, run)
+        # Another owner than itself: its dispatcher returns it, and makes another attempt.
+        assert (answer.answer, answer.owner_execution_id) == (Answer.DUPLICATE, GIVEN_UP)
+        assert not parts.held.live
 
 
 async def test_another_execution_of_a_held_attempt_is_told_its_owner(

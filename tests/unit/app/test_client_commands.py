@@ -26,6 +26,9 @@ from app.client_commands import BAD_USAGE
         ),
         (("get", "seven"), "integer"),
         (("get", "7", "--url", "nowhere"), "http or https URL"),
+        (("get",), "give the job's id or --client-request-id"),
+        (("get", "7", "--client-request-id", "x"), "give the job's id or --client-request-id"),
+        (("trigger", "7", "--params", "{bad"), "--params is not JSON"),
         (("list", "--created-from", "yesterday"), "with an offset"),
     ],
 )

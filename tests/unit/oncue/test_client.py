@@ -19,6 +19,8 @@ from pydantic import ValidationError
 import oncue
 from oncue import (
     AsyncClient,
+    BulkOperation,
+    BulkTimeout,
     Client,
     Conflict,
     Job,
@@ -32,6 +34,9 @@ from oncue.submission import JobOptions
 
 AT_ONCE = Retries(first_pause=0.0)
 JOB = {"jobId": 7, "jobName": "n", "jobHandler": "echo", "status": "WAITING", "later": "field"}
+
+
+OPERATION = {"operationId": "op/1", "action": "cancel", "status": "RUNNING", "later": "field"}
 
 
 class Server:
@@ -171,38 +176,6 @@ async def test_an_async_submission_can_be_cancelled_between_tries() -> None:
     assert len(server.requests) == 1
 
 
-async def test_lists_are_read_page_by_page_as_they_are_asked_for() -> None:
-    def pages() -> tuple[httpx.Response, httpx.Response]:
-        return (
-            ok({"items": [JOB, {**JOB, "jobId": 6}], "nextCursor": "c/1"}),
-            ok({"items": [{**JOB, "jobId": 5}], "nextCursor": None}),
-        )
-
-    server = Server(*pages())
-    with server.client() as client:
-        jobs = client.list(
-            status="WAITING", created_from=datetime(2030, 1, 1, tzinfo=UTC), page_size=2
-        )
-        assert not server.requests
-        assert [next(jobs).job_id, next(jobs).job_id] == [7, 6]
-        assert len(server.requests) == 1
-        assert [job.job_id for job in jobs] == [5]
-    assert [dict(request.url.params) for request in server.requests] == [
-        {"status": "WAITING", "createdFrom": "2030-01-01T00:00:00.000Z", "limit": "2"},
-        {
-            "status": "WAITING",
-            "createdFrom": "2030-01-01T00:00:00.000Z",
-            "limit": "2",
-            "cursor": "c/1",
-        },
-    ]
-
-    async_server = Server(*pages())
-    async with async_server.async_client() as async_client:
-        assert [job.job_id async for job in async_client.list(label=("team", "a"))] == [7, 6, 5]
-    assert async_server.requests[0].url.params["label"] == "team=a"
-
-
 def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
     with Server(ok({})).client() as client:
         with pytest.raises(TypeError, match="no filter 'state'"):
@@ -211,44 +184,23 @@ def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
             client.list(created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
 
 
-def test_workers_handlers_and_executions_are_typed() -> None:
-    worker = {
-        "workerId": "w#1",
-        "state": "UP",
-        "handlers": ["echo"],
-        "capacity": 10,
-        "active": 1,
-        "queued": 0,
-        "lastHeartbeat": "2030-01-01T00:00:00.000Z",
-    }
-    with Server(ok({"items": [worker]})).client() as client:
-        (found,) = client.workers()
-        assert found.last_heartbeat == datetime(2030, 1, 1, tzinfo=UTC)
-    with Server(ok({"items": [{"name": "echo", "workers": 2}]})).client() as client:
-        assert [(one.name, one.workers) for one in client.handlers()] == [("echo", 2)]
-    execution = {"executionId": "e", "attempt": 1, "status": "LOST", "workerId": "w#1"}
-    server = Server(ok({"items": [execution]}))
-    with server.client() as client:
-        assert [one.status for one in client.executions(7)] == ["LOST"]
-    assert server.requests[0].url.path == "/openapi/jobs/7/executions"
-
-
-async def test_verbs_are_posts_and_return_the_job() -> None:
-    server = Server(ok({**JOB, "status": "CANCELLED"}))
-    job = Job.model_validate(JOB)
-    with server.client() as client:
-        assert client.cancel(7).status == "CANCELLED"
-        client.pause(job)
-        client.resume(job)
-        client.retry(job)
-    async with server.async_client() as async_client:
-        await async_client.cancel(7)
-        await async_client.pause(job)
-        await async_client.resume(job)
-        await async_client.retry(job)
-    told = [(request.method, request.url.path, request.content) for request in server.requests]
-    verbs = [("POST", f"/openapi/jobs/7/{v}", b"") for v in ("cancel", "pause", "resume", "retry")]
-    assert told == verbs * 2
+@pytest.mark.parametrize(
+    ("changes", "kind", "why"),
+    [
+        ({}, ValueError, "at least one"),
+        ({"run_at": datetime(2030, 1, 1)}, ValueError, "time zone"),  # noqa: DTZ001 - the point
+        ({"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, ValueError, "not both"),
+        ({"params": float("nan")}, ValueError, "JSON compliant"),
+        ({"name": "x"}, TypeError, "changes no 'name'"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_at_once(
+    changes: dict[str, Any], kind: type[Exception], why: str
+) -> None:
+    server = Server(ok(JOB))
+    with server.client() as client, pytest.raises(kind, match=why):
+        client.revise(7, revision=0, **changes)
+    assert not server.requests
 
 
 def test_a_long_poll_gets_its_time_on_top_of_the_timeout() -> None:
@@ -333,6 +285,7 @@ A_JOB = Job.model_validate(JOB)
         Conflict("request_conflict", 409, "differs", {"fields": ["params"]}),
         JobFailed(A_JOB),
         WaitTimeout(A_JOB, 5),
+        BulkTimeout(BulkOperation.model_validate(OPERATION), 5),
         Unavailable("gone", request_id="mine"),
     ],
     ids=lambda error: type(error).__name__,
@@ -368,6 +321,77 @@ def test_every_public_name_is_there() -> None:
     assert set(dir(oncue)) == set(oncue.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = oncue.nothing
+
+
+def test_a_bulk_action_sends_its_filter_and_keeps_its_request_id() -> None:
+    server = Server(httpx.Response(503), httpx.Response(202, json=OPERATION))
+    with server.client() as client:
+        operation = client.bulk(
+            "retry",
+            rate=50,
+            status="FAILED",
+            label=("team", "a=b"),
+            finished_from=datetime(2030, 1, 31, 9, tzinfo=timezone(timedelta(hours=1))),
+        )
+    assert (operation.operation_id, operation.ended) == ("op/1", False)
+    first, second = (json.loads(request.content) for request in server.requests)
+    assert first == second
+    assert first.pop("clientRequestId")
+    assert first == {
+        "action": "retry",
+        "ratePerSecond": 50,
+        "filter": {
+            "status": "FAILED",
+            "label": "team=a=b",
+            "finishedFrom": "2030-01-31T08:00:00.000Z",
+        },
+    }
+
+
+def test_a_count_is_a_dry_run() -> None:
+    counted = {"dryRun": True, "action": "cancel", "matched": 7, "matchedIsMinimum": True}
+    server = Server(ok(counted))
+    with server.client() as client:
+        count = client.bulk_count("cancel", handler="x")
+    assert (count.matched, count.matched_is_minimum) == (7, True)
+    (request,) = server.requests
+    expected = {"action": "cancel", "filter": {"handler": "x"}, "dryRun": True}
+    assert json.loads(request.content) == expected
+
+
+async def test_a_bulk_operation_is_looked_at_and_called_off_under_its_own_address() -> None:
+    server = Server(ok(OPERATION))
+    async with server.async_client() as client:
+        operation = await client.bulk_operation("op/1")
+        await client.cancel_bulk(operation)
+    assert [(one.method, one.url.raw_path.decode()) for one in server.requests] == [
+        ("GET", "/openapi/bulk/op%2F1"),
+        ("POST", "/openapi/bulk/op%2F1/cancel"),
+    ]
+
+
+def test_a_wait_for_a_bulk_operation_tells_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncue._talk.BULK_LOOK_SECONDS", 0.0)
+    server = Server(
+        ok(OPERATION | {"examined": 3}), ok(OPERATION | {"examined": 9, "status": "SUCCEEDED"})
+    )
+    seen: list[int] = []
+    with server.client() as client:
+        ended = client.wait_bulk("op/1", progress=lambda one: seen.append(one.examined))
+        assert (ended.status, seen) == ("SUCCEEDED", [3, 9])
+    with Server(ok(OPERATION)).client() as client, pytest.raises(BulkTimeout) as timed_out:
+        client.wait_bulk("op/1", timeout=0)
+    assert timed_out.value.operation.status == "RUNNING"
+
+
+def test_a_filter_that_is_none_of_a_bulk_action_is_refused_before_anything_is_sent() -> None:
+    server = Server(ok(OPERATION))
+    with server.client() as client:
+        with pytest.raises(TypeError, match="moon"):
+            client.bulk("cancel", moon="full")  # type: ignore[call-arg]
+        with pytest.raises(ValueError, match="time zone"):
+            client.bulk("cancel", created_from=datetime(2030, 1, 1))  # noqa: DTZ001 - the point
+    assert server.requests == []
 
 
 PREVIEW = {

@@ -22,7 +22,7 @@ from oncue import (
     Unavailable,
     WaitTimeout,
 )
-from oncue._talk import MAX_BATCH_JOBS, POLL_SECONDS, Heard, Pause, Send, Talk, Talks
+from oncue._talk import POLL_SECONDS, Heard, Pause, Send, Talk, Talks
 
 Value = TypeVar("Value")
 URL = "http://oncue.test"
@@ -209,6 +209,45 @@ def test_a_verb_is_repeated_only_when_it_surely_had_no_effect(verb: str) -> None
             stage.play(stage.talks().change(7, verb))
 
 
+@pytest.mark.parametrize("verb", ["trigger", "revise"])
+def test_a_change_is_repeated_only_when_it_surely_had_no_effect(verb: str) -> None:
+    def talk(stage: Stage) -> Talk[Job]:
+        talks = stage.talks()
+        return (
+            talks.trigger(7, {"params": 1})
+            if verb == "trigger"
+            else talks.revise(7, 3, {"priority": 1})
+        )
+
+    stage = Stage(problem(503, "overloaded"), answer(200, job_of()))
+    assert stage.play(talk(stage)).job_id == 7
+    for doubtful in (httpx.ReadTimeout("silence"), problem(503, "database_unavailable")):
+        stage = Stage(doubtful)
+        with pytest.raises(Unavailable, match="it may have been done"):
+            stage.play(talk(stage))
+
+
+@pytest.mark.parametrize("ask", ["explain", "find", "redeliver"])
+def test_what_can_be_asked_twice_is_repeated(ask: str) -> None:
+    callback = {"deliveryId": "d", "jobId": 7, "event": "job.failed", "status": "PENDING"}
+    page: dict[str, Any] = {"items": [], "nextCursor": None}
+    explanation = {"jobId": 7, "status": "WAITING", "summary": "It waits."}
+    stage = Stage(httpx.ReadTimeout("silence"), answer(200, {**callback, **page, **explanation}))
+    talks = stage.talks()
+    questions: dict[str, Callable[[], Talk[Any]]] = {
+        "explain": lambda: talks.explain(7),
+        "find": lambda: talks.find("r"),
+        "redeliver": lambda: talks.redeliver("d"),
+    }
+    stage.play(questions[ask]())
+    assert len(stage.sent) == 2
+
+
+def test_a_job_that_left_while_it_was_looked_up_is_not_there() -> None:
+    stage = Stage(answer(200, {"items": [job_of()]}), problem(404, "job_not_found"))
+    assert stage.play(stage.talks().find("r")) is None
+
+
 def test_a_cancel_is_repeated_like_a_look() -> None:
     stage = Stage(httpx.ReadTimeout("silence"), answer(200, job_of("CANCELLED")))
     assert stage.play(stage.talks().change(7, "cancel")).status == "CANCELLED"
@@ -279,29 +318,6 @@ def test_a_checked_wait_raises_for_a_job_that_did_not_succeed() -> None:
     assert ended.value.job.error is not None
 
 
-def test_a_batch_is_answered_job_by_job() -> None:
-    stage = Stage(
-        answer(
-            200,
-            {
-                "items": [
-                    {"httpStatus": 202, **job_of()},
-                    {"httpStatus": 409, "code": "request_conflict", "detail": "differs"},
-                ]
-            },
-        )
-    )
-    jobs = [NewJob("echo", 1), NewJob("echo", 2, request_id="taken")]
-    first, second = stage.play(stage.talks().submit_many(jobs))
-    assert isinstance(first, Job)
-    assert isinstance(second, Conflict)
-    (sent,) = stage.sent
-    assert (sent.method, sent.path) == ("POST", "/openapi/jobs/batch")
-    assert [job["clientRequestId"] for job in json.loads(sent.body or b"")["jobs"]] == [
-        job.request_id for job in jobs
-    ]
-
-
 def test_of_a_batch_only_what_may_yet_succeed_is_sent_again() -> None:
     busy = {"httpStatus": 503, "code": "overloaded", "detail": "busy"}
     bad = {"httpStatus": 422, "code": "validation_failed", "detail": "no"}
@@ -325,22 +341,6 @@ def test_what_stays_refused_in_a_batch_is_told_at_last() -> None:
     (outcome,) = stage.play(stage.talks(attempts=3).submit_many([NewJob("echo")]))
     assert isinstance(outcome, ApiError)
     assert outcome.code == "overloaded"
-
-
-@pytest.mark.parametrize(
-    ("jobs", "sizes"),
-    [
-        ([], []),
-        ([NewJob("echo")] * (MAX_BATCH_JOBS + 1), [MAX_BATCH_JOBS, 1]),
-        ([NewJob("echo", "x" * 400_000)] * 3, [2, 1]),
-    ],
-    ids=["nothing", "many", "large"],
-)
-def test_jobs_are_sent_in_batches_of_a_bounded_size(jobs: list[NewJob], sizes: list[int]) -> None:
-    accepted = {"httpStatus": 202, **job_of()}
-    stage = Stage(*(answer(200, {"items": [accepted] * size}) for size in sizes))
-    assert len(stage.play(stage.talks().submit_many(jobs))) == len(jobs)
-    assert [len(json.loads(sent.body or b"")["jobs"]) for sent in stage.sent] == sizes
 
 
 def test_a_batch_with_too_few_outcomes_is_no_answer() -> None:

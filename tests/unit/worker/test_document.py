@@ -46,8 +46,8 @@ def test_every_integer_says_how_wide_it_is() -> None:
 def test_problems_are_documented_under_their_media_type() -> None:
     document = openapi_document()
     answers = document["paths"]["/run"]["post"]["responses"]
-    assert {"200", "401", "409", "413", "422", "503"} == set(answers)
-    for status in ("401", "409", "413", "422", "503"):
+    assert {"200", "400", "401", "409", "413", "421", "422", "503"} == set(answers)
+    for status in ("400", "401", "409", "413", "421", "422", "503"):
         assert list(answers[status]["content"]) == ["application/problem+json"]
     assert "HTTPValidationError" not in document["components"]["schemas"]
     assert "Problem" in document["components"]["schemas"]

@@ -1,0 +1,135 @@
+"""Both documents are true: whatever is sent, running services answer as they say, and never 5xx."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.contract import Keyed, run_tool, start_keyed, tool_environment
+from tests.support.engines import Engine
+from tests.support.processes import ROOT, NewPlatform
+from tests.support.wait import until
+
+DOCUMENTS = ROOT / "openapi"
+CONFIG = ROOT / "tests" / "contract" / "schemathesis.toml"
+PROGRAMS = ROOT / "tests" / "contract" / "programs"
+
+
+@pytest.fixture
+def subject(engine: Engine, new_platform: NewPlatform) -> Keyed:
+    """A platform over each engine that lets nobody wait for long."""
+    return start_keyed(engine, new_platform, ONCUE_LONG_POLL_SECONDS="1")
+
+
+@pytest.mark.timeout(300)
+def test_the_services_answer_as_their_documents_say(
+    subject: Keyed, tools: Path, tmp_path: Path
+) -> None:
+    def fuzz(document: str, url: str, *selection: str) -> None:
+        told = run_tool(
+            tools / "schemathesis",
+            *("--config-file", CONFIG, "run", DOCUMENTS / document),
+            *("--url", url, *selection),
+            environment=environment,
+            directory=tmp_path,
+            timeout=250,
+        )
+        assert "0 generated" not in told, told
+
+    ids = known_ids(subject)
+    before = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
+    environment = tool_environment(
+        tools,
+        PYTHONPATH=str(PROGRAMS),
+        SCHEMATHESIS_HOOKS="fuzz_hooks",
+        CONTRACT_API_KEY=subject.api_key,
+        CONTRACT_INTERNAL_TOKEN=subject.platform.internal_token,
+        CONTRACT_IDS=json.dumps(ids),
+    )
+    # What workers are sent comes before what makes the only one refuse everything.
+    fuzz("worker.json", subject.worker_url, "--exclude-path", "/drain")
+    fuzz("dispatcher.json", subject.url)
+    fuzz("worker.json", subject.worker_url, "--include-path", "/drain")
+
+    after = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
+    assert after != before, "no verb ever met a job that exists"
+    for name, service in subject.platform.services.items():
+        faults = [line for line in service.child.log.read_text().splitlines() if is_fault(line)]
+        assert not faults, f"{name} logged errors: {faults[:3]}"
+        assert service.child.running
+
+
+def is_fault(line: str) -> bool:
+    """Whether a log line tells of an error that no answer may have shown."""
+    return (
+        line.startswith("Traceback") or '"level": "error"' in line or '"level": "critical"' in line
+    )
+
+
+def known_ids(subject: Keyed) -> dict[str, list[Any]]:
+    """Return ids of jobs in each state, and of a delivery, by the name of their path parameter."""
+    platform = subject.platform
+    later = {"delayMs": 86_400_000}
+    jobs = {
+        "waiting": platform.submit("echo", **later),
+        "paused": platform.submit("echo", **later),
+        "cancelled": platform.submit("echo", **later),
+        "failed": platform.submit("fail", maxRetry=0, callbackUrl="http://127.0.0.1:9/"),
+        "ended": platform.submit("echo", {"a": [1]}),
+    }
+    for state, verb in (("paused", "pause"), ("cancelled", "cancel")):
+        assert platform.http.post(f"/openapi/jobs/{jobs[state]}/{verb}").is_success
+    platform.ended(jobs["failed"])
+    platform.ended(jobs["ended"])
+
+    def deliveries() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = platform.get(f"/openapi/jobs/{jobs['failed']}/callbacks")[
+            "items"
+        ]
+        return found
+
+    (delivery,) = until(deliveries, what="the callback to be listed")
+    executions = platform.get(f"/openapi/jobs/{jobs['ended']}/executions")["items"]
+    return {
+        "jobId": list(jobs.values()),
+        "deliveryId": [delivery["deliveryId"]],
+        "executionId": [one["executionId"] for one in executions],
+    }
+
+
+def guarded_operations() -> Iterator[tuple[str, str, str]]:
+    """Yield the document, verb and path of every operation that has security."""
+    for document in ("dispatcher.json", "worker.json"):
+        paths = json.loads((DOCUMENTS / document).read_text())["paths"]
+        for path, operations in paths.items():
+            for verb, operation in operations.items():
+                if operation.get("security"):
+                    yield document, verb, path
+
+
+def test_every_guarded_operation_refuses_who_has_no_key(keyed: Keyed) -> None:
+    wrong: tuple[dict[str, str], ...] = (
+        {},
+        {"Authorization": "Bearer no-such-key"},
+        {"Authorization": keyed.api_key},
+    )
+    tried = 0
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        for document, verb, path in guarded_operations():
+            url = keyed.url if document == "dispatcher.json" else keyed.worker_url
+            # A caller's key opens nothing that is for workers.
+            foreign = keyed.api_key if not path.startswith("/openapi/") else "another"
+            for headers in (*wrong, {"Authorization": f"Bearer {foreign}"}):
+                answer = client.request(
+                    verb, url + path.replace("{", "").replace("}", ""), headers=headers
+                )
+                assert answer.status_code == 401, (verb, path, headers, answer.text)
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["code"] == "unauthorized"
+                tried += 1
+    assert tried > 40

@@ -1,0 +1,84 @@
+"""`python -m tests.simulation`: play seeds, and show what happened."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.simulation.many import play_all
+from tests.simulation.play import play
+from tests.support.checker import Report, add_up
+
+SHOWN_VIOLATIONS = 3
+PROGRESS_SEEDS = 100
+
+
+def main() -> int:
+    """Play the seeds asked for; the exit code tells whether all were clean."""
+    arguments = _arguments()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets is a part of a history.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    if arguments.seed is not None:
+        return _show(arguments.seed, trace=arguments.trace, history=arguments.history)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    return _play_all(seeds, processes=arguments.jobs, seconds=arguments.seconds)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="play this one alone")
+    parser.add_argument("--trace", action="store_true", help="with --seed: show all as it happens")
+    parser.add_argument("--history", action="store_true", help="with --seed: print the history")
+    parser.add_argument("--seeds", type=int, default=100, help="how many to play")
+    parser.add_argument("--first", type=int, default=1, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--seconds", type=float, help="begin no other seed after so many seconds")
+    return parser.parse_args()
+
+
+def _show(seed: int, *, trace: bool, history: bool) -> int:
+    began = time.perf_counter()
+    played = play(seed, trace=print if trace else None)
+    took = time.perf_counter() - began
+    if history:
+        print(played.history, end="")
+        return 0
+    print(played.report.table(played.faults))
+    print(f"{played.virtual_seconds:.0f} virtual s with {played.steps} steps in {took:.1f} s")
+    print(*played.violations, sep="\n")
+    return 1 if played.violations else 0
+
+
+def _play_all(seeds: Sequence[int], *, processes: int, seconds: float | None) -> int:
+    began = time.perf_counter()
+    reports: list[Report] = []
+    faults: Counter[str] = Counter()
+    virtual_seconds, broken = 0.0, []
+    for played in play_all(seeds, processes=processes, seconds=seconds):
+        reports.append(played.report)
+        faults.update(played.faults)
+        virtual_seconds += played.virtual_seconds
+        if len(reports) % PROGRESS_SEEDS == 0:
+            print(f"{len(reports)} seeds in {time.perf_counter() - began:.0f} s", flush=True)
+        if played.violations:
+            broken.append(played.seed)
+            print(f"seed {played.seed}: {len(played.violations)} violations", flush=True)
+            for violation in played.violations[:SHOWN_VIOLATIONS]:
+                print(f"  {violation[:300]}", flush=True)
+    took = time.perf_counter() - began
+    print(add_up(reports).table(faults))
+    print(
+        f"{len(reports)} seeds, {virtual_seconds / 3600:.1f} virtual hours in {took:.0f} s; "
+        f"broken: {sorted(broken) or 'none'}"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

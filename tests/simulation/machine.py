@@ -1,0 +1,362 @@
+"""A simulated machine: an event loop on a virtual clock, and processes that can die or freeze.
+
+What an operating system gives a process is replaced here for the whole interpreter: clocks,
+random ids, threads, `exit`. Product code runs unchanged, and code that is written later cannot
+escape by asking the clock in a new place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import os
+import random
+import threading
+import time
+import traceback
+import uuid
+from collections import deque
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import Any, Final, NoReturn
+
+import anyio.to_thread
+import uuid_utils
+from sqlalchemy.util.concurrency import await_only, greenlet_spawn
+
+EPOCH: Final = 1_900_000_000.0
+"""The virtual clock starts here, in 2030: a due time of the host's clock would stand out."""
+
+
+class State(Enum):
+    """What the operating system does with a process."""
+
+    RUNNING = "running"
+    FROZEN = "frozen"
+    DEAD = "dead"
+
+
+class Process:
+    """One boot of a node: its tasks and threads are those whose context names it."""
+
+    def __init__(self, node: str, boot: int, *, skew_seconds: float, uptime_seconds: float) -> None:
+        self.node = node
+        self.name = f"{node}.{boot}"
+        self.state = State.RUNNING
+        self.skew_seconds = skew_seconds
+        self.uptime_seconds = uptime_seconds
+        self.serves: Any = None
+        """Its ASGI application once it listens."""
+        self.worker_id: str | None = None
+        self.doomed_at = ("", 0)
+        """It dies at its n-th next arrival at a point with this text in its label; 0 is never."""
+        self.at_death: list[Callable[[], None]] = []
+        self.requests = 0
+        """Requests that it serves now."""
+        self.stopping = asyncio.Event()
+        """Set when it is told to end, as by SIGTERM."""
+        self._frozen_work: list[asyncio.Handle] = []
+        self._context = contextvars.copy_context()
+        self._context.run(PROCESS.set, self)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task of this process."""
+        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(
+            work, context=self._context.copy()
+        )
+        return task
+
+    def may_run(self, handle: asyncio.Handle) -> bool:
+        """Tell whether a callback of this process runs now; a frozen one's waits."""
+        if self.state is State.RUNNING:
+            return True
+        if self.state is State.FROZEN:
+            self._frozen_work.append(handle)
+        return False
+
+    def freeze(self) -> None:
+        """Stop it as SIGSTOP does: its connections stay open, and nothing of it runs."""
+        self.state = State.FROZEN
+
+    def thaw(self) -> list[asyncio.Handle]:
+        """Let it go on, and return what is to be run now."""
+        self.state = State.RUNNING
+        waiting, self._frozen_work = self._frozen_work, []
+        return waiting
+
+    def die(self) -> None:
+        """End it as SIGKILL does: not one more step of it runs, no clean-up of its own."""
+        self.state = State.DEAD
+        self.serves = None
+        for tell in self.at_death:
+            tell()
+        self.at_death.clear()
+
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("PROCESS", default=None)
+
+
+class _Task(asyncio.Task[Any]):
+    process: Process | None = None
+
+
+MOST_RUNS_AT_ONCE: Final = 200_000
+
+
+class Stuck(Exception):
+    """Nothing is left that could ever happen, or it happens for ever at one moment."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop whose time costs nothing; the order of events follows from the program.
+
+    Where another loop waits, its clock jumps to the next timer. Callbacks belong to the process
+    that their context names: a dead one's are dropped, a frozen one's wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.unhandled: list[str] = []
+        self._all: list[asyncio.Task[Any]] = []
+        self._sweep_at = 2000
+        self._ready: deque[asyncio.Handle]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self.set_exception_handler(self._note_unhandled)
+        self.set_task_factory(self._make_task)
+
+    def time(self) -> float:
+        """Seconds since the simulation began."""
+        return self.now
+
+    def call_soon(  # type: ignore[override]
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """Schedule a callback as a part of the process whose context it has."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule a callback for later; of two at one time the first made is the first to run."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """Run what is ready, or jump to the next timer."""
+        ready, timers = self._ready, self._timers
+        if not ready:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise Stuck
+            when, _, timer = heapq.heappop(timers)
+            self.now = max(self.now, when)
+            ready.append(timer)
+        runs = 0
+        while ready:
+            runs += 1
+            if runs > MOST_RUNS_AT_ONCE:
+                raise Stuck
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is None or process.may_run(handle):
+                handle._run()
+
+    def resume(self, process: Process) -> None:
+        """Let a frozen process go on."""
+        self._ready.extend(process.thaw())
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Run a blocking function as a thread of the calling process."""
+        future: asyncio.Future[Any] = self.create_future()
+
+        async def body() -> None:
+            try:
+                value = await greenlet_spawn(func, *args)
+            except Exception as error:  # noqa: BLE001 - it goes to who waits, as a thread's does
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(value)
+
+        # It is kept with all tasks.
+        _ = self.create_task(body())
+        return future
+
+    def forget_all(self) -> None:
+        """Drop every task that is left without telling it, and say nothing of that."""
+        for task in self._all:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._ready.clear()
+        self._timers.clear()
+        self._all.clear()
+
+    def _make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        task = _Task(work, loop=loop, context=context)
+        task.process = PROCESS.get() if context is None else context.get(PROCESS)
+        # A dead process's tasks must not be collected: that would run their clean-up.
+        self._all.append(task)
+        if len(self._all) > self._sweep_at:
+            self._all = [one for one in self._all if not one.done()]
+            self._sweep_at = 2 * len(self._all) + 2000
+        return task
+
+    def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        future: Any = context.get("future") or context.get("task")
+        process = getattr(future, "process", None)
+        if process is not None and process.state is State.DEAD:
+            return
+        name = "-" if process is None else process.name
+        error = context.get("exception")
+        trace = "".join(traceback.format_exception(error)[-3:]) if error is not None else ""
+        self.unhandled.append(f"{name}: {context.get('message')} {future!r} {trace}")
+
+
+class Machine:
+    """The replaced operating system; use it as a context manager around one simulation."""
+
+    def __init__(self, seed: int) -> None:
+        self.loop = VirtualLoop()
+        self.exits: Callable[[Process, int], None] = lambda process, _code: process.die()
+        self._ids = random.Random(f"ids {seed}")
+        self._seed = seed
+        self._real: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Machine:
+        """Take the place of the operating system."""
+        random.seed(self._seed)
+        self._replace(time, "time", self.wall)
+        self._replace(time, "monotonic", self.uptime)
+        self._replace(time, "perf_counter", self.uptime)
+        self._replace(time, "clock_gettime", lambda _clock: self.uptime())
+        self._replace(time, "sleep", _sleep)
+        self._replace(uuid, "uuid4", self._uuid4)
+        self._replace(uuid_utils, "uuid7", self._uuid7)
+        self._replace(os, "_exit", self.exit)
+        self._replace(threading, "Event", _Event)
+        self._replace(threading.Thread, "start", _start_thread)
+        self._replace(threading.Thread, "join", _join_thread)
+        self._replace(anyio.to_thread, "run_sync", _run_here)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give everything back."""
+        for place, name, real in reversed(self._real):
+            setattr(place, name, real)
+
+    def wall(self) -> float:
+        """The clock of the running process, which may be off; epoch seconds."""
+        process = PROCESS.get()
+        return EPOCH + self.loop.now + (0.0 if process is None else process.skew_seconds)
+
+    def uptime(self) -> float:
+        """Seconds since the running process's machine was started."""
+        process = PROCESS.get()
+        return self.loop.now + (0.0 if process is None else process.uptime_seconds)
+
+    def exit(self, code: int) -> NoReturn:
+        """End the running process at once."""
+        process = PROCESS.get()
+        assert process is not None, "the simulation itself must not exit"
+        self.exits(process, code)
+        await_only(asyncio.get_running_loop().create_future())
+        raise AssertionError("a dead process went on")
+
+    def _replace(self, place: Any, name: str, stand_in: Any) -> None:
+        self._real.append((place, name, getattr(place, name)))
+        setattr(place, name, stand_in)
+
+    def _uuid4(self) -> uuid.UUID:
+        return uuid.UUID(int=self._ids.getrandbits(128), version=4)
+
+    def _uuid7(self) -> uuid.UUID:
+        value = int(self.wall() * 1000) << 80 | self._ids.getrandbits(80)
+        value = value & ~(0xF << 76) | 7 << 76
+        return uuid.UUID(int=value & ~(3 << 62) | 2 << 62)
+
+
+class _Event:
+    """`threading.Event` among simulated threads."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            await_only(self._wait(timeout))
+        return self._set
+
+    async def _wait(self, timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        timer = None if timeout is None else loop.call_later(timeout, _finish, waiter)
+        await waiter
+        if timer is not None:
+            timer.cancel()
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _sleep(seconds: float) -> None:
+    await_only(asyncio.sleep(seconds))
+
+
+def _start_thread(thread: threading.Thread) -> None:
+    async def body() -> None:
+        await greenlet_spawn(thread.run)
+
+    thread._simulated = asyncio.get_running_loop().create_task(body())  # type: ignore[attr-defined]
+
+
+def _join_thread(thread: threading.Thread, timeout: float | None = None) -> None:
+    await_only(asyncio.wait([thread._simulated], timeout=timeout))  # type: ignore[attr-defined]
+
+
+async def _run_here(func: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    return func(*args)

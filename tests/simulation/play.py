@@ -1,0 +1,163 @@
+"""One simulation: a seed in, a history and its judgement out."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from app.migrate import migrate
+from tests.simulation.bugs import planted
+from tests.simulation.cluster import DISPATCHERS, Cluster
+from tests.simulation.faults import Faults
+from tests.simulation.history import History
+from tests.simulation.machine import PROCESS, Machine, Stuck
+from tests.simulation.workload import Callers, draw_jobs, observe_with
+from tests.support.checker import TERMINAL, Healed, Report, judge
+
+FAULT_SECONDS: Final = 500.0
+LEAST_SECONDS: Final = 600.0
+SETTLE_SECONDS: Final = 420.0
+"""All must be over so long after everything is mended: a stalled worker is dead after 300 s."""
+LOOK_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of one seed."""
+
+    seed: int
+    history: str
+    report: Report
+    faults: dict[str, int]
+    virtual_seconds: float
+    steps: int
+
+    @property
+    def violations(self) -> list[str]:
+        """What was broken; empty when nothing was."""
+        return self.report.violations
+
+
+def play(
+    seed: int,
+    *,
+    trace: Callable[[str], None] | None = None,
+    seconds: float = FAULT_SECONDS,
+    bug: str | None = None,
+) -> Played:
+    """Play a seed, and judge it. The same seed gives the same history, whatever the host does."""
+    _quiet(trace)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    # What an earlier simulation left goes now, not somewhere within this one. Of what died in the
+    # middle Python complains that it was never awaited.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        gc.collect()
+    gc.disable()
+    try:
+        with tempfile.TemporaryDirectory(dir=_memory_directory()) as directory:
+            path = Path(directory) / "oncue.db"
+            path.write_bytes(_empty_database())
+            with planted(bug):
+                return _play(seed, path, trace, seconds)
+    finally:
+        sys.unraisablehook = hook
+        gc.enable()
+
+
+def _play(seed: int, path: Path, trace: Callable[[str], None] | None, seconds: float) -> Played:
+    with Machine(seed) as machine:
+        loop = machine.loop
+        history = History(loop.time, trace=trace)
+        dice = random.Random(f"world {seed}")
+        observe_with(history)
+        cluster = Cluster(machine, history, dice, path)
+        stuck: list[str] = []
+        try:
+            loop.run_until_complete(_story(cluster, seed, seconds))
+        except Stuck:
+            stuck.append("stuck: nothing is left that could ever happen, or one moment never ends")
+        jobs, executions, _ = cluster.rows()
+        for row in (*jobs, *executions):
+            history.add(row)
+        history.closed = True
+        report = judge(history.events)
+        report.violations += stuck + [f"unhandled: {one}" for one in loop.unhandled]
+        played = Played(seed, history.text(), report, history.faults, history.now, history.steps)
+        cluster.database.close()
+        loop.forget_all()
+        loop.close()
+        return played
+
+
+async def _story(cluster: Cluster, seed: int, seconds: float) -> None:
+    """Start all, break things under load, mend, and wait until all is over."""
+    dice = random.Random(f"story {seed}")
+    history = cluster.history
+    cluster.start_all()
+    callers = Callers(cluster.network, history, random.Random(f"callers {seed}"), list(DISPATCHERS))
+    jobs = draw_jobs(dice, seconds=seconds * 0.97, count=dice.randrange(60, 120))
+    calls = [asyncio.create_task(callers.play(job)) for job in jobs]
+    cluster.restart_seconds = dice.choice([2.0, 15.0, 40.0])
+    await Faults(cluster, random.Random(f"faults {seed}")).run(seconds)
+    history.add(Healed(history.now))
+    cluster.receiver.healthy = True
+    until = history.now + SETTLE_SECONDS
+    await asyncio.gather(*calls)
+    while history.now < until:
+        rows, _, owed = cluster.rows()
+        over = not owed and all(row.status in TERMINAL for row in rows)
+        if over and (seconds < FAULT_SECONDS or history.now >= LEAST_SECONDS):
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    await asyncio.sleep(LOOK_SECONDS)
+
+
+def _quiet(trace: Callable[[str], None] | None) -> None:
+    if trace is None:
+        structlog.configure(
+            processors=[_drop],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
+            cache_logger_on_first_use=True,
+        )
+        return
+
+    def show(_logger: Any, level: str, event: MutableMapping[str, Any]) -> Any:
+        process = PROCESS.get()
+        name = "-" if process is None else process.name
+        words = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+        trace(f"{'':>11}   {name} {level} {event.get('event')} {words}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, show],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
+
+
+def _drop(_logger: Any, _level: str, _event: Any) -> Any:
+    raise structlog.DropEvent
+
+
+@cache
+def _empty_database() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "empty.db"
+        migrate(f"sqlite+aiosqlite:///{path}")
+        return path.read_bytes()
+
+
+def _memory_directory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,0 +1,82 @@
+"""Simulated clusters keep the promises; what they find is real, and can be played again.
+
+`make simulate SEEDS=20000` plays more of them; docs/simulation.md tells how to look into one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from tests.simulation.bugs import BUGS
+from tests.simulation.many import play_all
+from tests.simulation.play import LEAST_SECONDS
+from tests.support.checker import add_up
+
+pytestmark = pytest.mark.xdist_group("simulation")
+
+PROCESSES = 2
+SECONDS = 60
+FEWEST = 4
+MOST = 400
+WITHIN = 500
+
+
+@pytest.mark.timeout(600)
+def test_no_seed_breaks_a_promise() -> None:
+    played = list(play_all(range(1, MOST + 1), processes=PROCESSES, seconds=SECONDS))
+
+    assert {one.seed: one.violations for one in played if one.violations} == {}
+    assert len(played) >= FEWEST
+    assert all(one.virtual_seconds >= LEAST_SECONDS for one in played)
+    # Clean because much went wrong and was survived, not because nothing happened.
+    total = add_up(one.report for one in played)
+    assert total.jobs >= 60 * len(played)
+    assert sum(sum(one.faults.values()) for one in played) >= 10 * len(played)
+    assert total.run_again_after_death > 0
+
+
+@pytest.mark.timeout(600)
+def test_the_same_seed_gives_the_same_history_byte_for_byte() -> None:
+    first, second = (_history_of(3, hash_seed) for hash_seed in ("1", "2"))
+
+    assert first.count("\n") > 300
+    assert first == second
+    assert first != _history_of(4, "1")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("bug", "promises"),
+    [
+        ("reports are not fenced", ("P4", "P5")),
+        ("a worker cut off goes on", ("P4",)),
+        ("reported before it is stored", ("P6",)),
+        ("the callback outside the end's transaction", ("P7",)),
+    ],
+)
+def test_a_planted_bug_is_found_within_500_seeds(bug: str, promises: tuple[str, ...]) -> None:
+    assert bug in BUGS
+    with closing(play_all(range(1, WITHIN + 1), processes=PROCESSES, bug=bug)) as all_played:
+        found = any(
+            violation.startswith(promises)
+            for played in all_played
+            for violation in played.violations
+        )
+
+    assert found
+
+
+def _history_of(seed: int, hash_seed: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--history"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
