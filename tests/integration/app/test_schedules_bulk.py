@@ -116,8 +116,8 @@ async def test_a_child_of_a_fixed_delay_that_is_cancelled_in_bulk_sets_its_next_
 ) -> None:
     schedule = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
     await fired(api, back_ms=HOUR, schedule=schedule)
-    assert (await job(api, schedule))["runAt"] is None
+    assert (await job(api, schedule))["nextTriggerTime"] is None
     fires = heard(api, FIRE)
     await carried_out(api, await started(api, "cancel", {"handler": "echo", "status": "WAITING"}))
     assert fires == [[]]
-    assert (await job(api, schedule))["runAt"] is not None
+    assert (await job(api, schedule))["nextTriggerTime"] is not None
