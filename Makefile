@@ -6,10 +6,10 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test simulate check verify generate release-api lock clean
+.PHONY: help up test test-p8 simulate check verify generate release-api lock clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ (ONCUE_* is passed on)
 	@tools/bootstrap server
@@ -18,6 +18,10 @@ up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ 
 test: ## Run the whole test suite; ARGS="-k name" is passed to pytest
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-p8: ## Kill dispatchers while 200 schedules fire each second for two minutes
+	@tools/bootstrap dev
+	ONCUE_TEST_P8_SECONDS=120 ONCUE_TEST_P8_SCHEDULES=200 $(PYTHON_IN_VENV) -m pytest -n 0 tests/promises/test_p8_dispatchers_killed.py $(ARGS)
 
 simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each over ten minutes of faults in seconds
 	@tools/bootstrap dev

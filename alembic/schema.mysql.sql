@@ -314,3 +314,51 @@ UPDATE schema_revision SET revision = 5 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0005' WHERE alembic_version.version_num = '0004';
 
+-- Running upgrade 0005 -> 0006
+
+ALTER TABLE job_info ADD COLUMN child_queue_id BIGINT COMMENT 'the queue of what a schedule spawns';
+
+ALTER TABLE job_info ADD COLUMN anchor_at BIGINT COMMENT 'from when a fixed rate is counted';
+
+ALTER TABLE job_info ADD COLUMN misfire_cap INTEGER;
+
+ALTER TABLE job_info ADD COLUMN misfire_spacing_ms BIGINT;
+
+ALTER TABLE job_info ADD COLUMN skip_from BIGINT COMMENT 'the ledger row that the last fire lies in';
+
+ALTER TABLE job_info ADD COLUMN skip_reason VARCHAR(32);
+
+CREATE TABLE schedule_live (
+    schedule_id BIGINT NOT NULL, 
+    child_id BIGINT NOT NULL, 
+    waits SMALLINT NOT NULL COMMENT '1 while BLOCKED', 
+    backfill_id BIGINT NOT NULL COMMENT '0 for its own fires', 
+    CONSTRAINT pk_schedule_live PRIMARY KEY (schedule_id, child_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_schedule_live_waits ON schedule_live (waits, schedule_id);
+
+CREATE TABLE schedule_backfill (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    schedule_id BIGINT NOT NULL, 
+    token VARCHAR(32) NOT NULL, 
+    status SMALLINT NOT NULL COMMENT '0 open, 1 done, 2 stopped', 
+    cursor_time BIGINT NOT NULL COMMENT 'done up to here', 
+    from_time BIGINT NOT NULL, 
+    to_time BIGINT NOT NULL, 
+    max_concurrent INTEGER NOT NULL, 
+    spawned BIGINT NOT NULL, 
+    created_at BIGINT NOT NULL, 
+    ended_at BIGINT, 
+    CONSTRAINT pk_schedule_backfill PRIMARY KEY (id), 
+    CONSTRAINT uq_schedule_backfill_token UNIQUE (token)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_schedule_backfill_open ON schedule_backfill (status, id);
+
+CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);
+
+UPDATE schema_revision SET revision = 6 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num = '0005';
+

@@ -134,7 +134,7 @@ CREATE TABLE job_info (
 	revision INTEGER DEFAULT '0' NOT NULL, 
 	created_at BIGINT NOT NULL, 
 	updated_at BIGINT NOT NULL, 
-	finished_at BIGINT, expires_at BIGINT, 
+	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), 
 	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
 	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
@@ -195,6 +195,27 @@ CREATE TABLE queue (
 	CONSTRAINT ck_queue_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT uq_queue_job_handler_requirement_tenant_id_partition_no UNIQUE (job_handler, requirement, tenant_id, partition_no)
 );
+CREATE TABLE schedule_backfill (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	schedule_id BIGINT NOT NULL, 
+	token VARCHAR(32) NOT NULL, 
+	status SMALLINT NOT NULL, 
+	cursor_time BIGINT NOT NULL, 
+	from_time BIGINT NOT NULL, 
+	to_time BIGINT NOT NULL, 
+	max_concurrent INTEGER NOT NULL, 
+	spawned BIGINT NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	ended_at BIGINT, 
+	CONSTRAINT uq_schedule_backfill_token UNIQUE (token)
+);
+CREATE TABLE schedule_live (
+	schedule_id BIGINT NOT NULL, 
+	child_id BIGINT NOT NULL, 
+	waits SMALLINT NOT NULL, 
+	backfill_id BIGINT NOT NULL, 
+	CONSTRAINT pk_schedule_live PRIMARY KEY (schedule_id, child_id)
+);
 CREATE TABLE schedule_skip (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	schedule_id BIGINT NOT NULL, 
@@ -249,3 +270,6 @@ CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_tri
 CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id) WHERE finished_at IS NOT NULL;
 CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
 CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
+CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);
+CREATE INDEX ix_schedule_backfill_open ON schedule_backfill (status, id);
+CREATE INDEX ix_schedule_live_waits ON schedule_live (waits, schedule_id);

@@ -44,6 +44,45 @@ ATTEMPTS: Final = 5
 commands = typer.Typer()
 
 
+class Misfire(StrEnum):
+    """What becomes of fires that nobody was there for."""
+
+    skip = "skip"
+    once = "once"
+    all = "all"
+
+
+class Overlap(StrEnum):
+    """What becomes of a fire while a run goes on."""
+
+    skip = "skip"
+    queue = "queue"
+    allow = "allow"
+    replace_ = "replace"
+
+
+class Dialect(StrEnum):
+    """How a cron expression is read."""
+
+    unix = "unix"
+    quartz = "quartz"
+
+
+class Gap(StrEnum):
+    """What becomes of a time that the clock skips."""
+
+    shift = "shift"
+    skip = "skip"
+
+
+class Fold(StrEnum):
+    """Which pass of a time that the clock repeats runs."""
+
+    first = "first"
+    both = "both"
+    second = "second"
+
+
 class Backoff(StrEnum):
     """How the pauses between attempts grow."""
 
@@ -81,6 +120,9 @@ OneJob = Annotated[
         autocompletion=complete.job_ids,
     ),
 ]
+ScheduleId = Annotated[
+    int, typer.Argument(help="The schedule's id.", min=1, metavar="ID", show_default=False)
+]
 Where = Annotated[
     list[str] | None,
     typer.Option(
@@ -105,6 +147,7 @@ WaitSeconds = Annotated[
     epilog=show.examples(
         'oncue submit --handler echo --params \'{"hello": "world"}\' --wait',
         "oncue submit --handler send-invoice --params @invoice.json --request-id order-1001",
+        "oncue submit --handler echo --cron '0 9 * * MON-FRI' --timezone Europe/Berlin",
         "oncue submit --handler echo --run-at 2030-01-31T09:00:00+01:00 --label team=billing",
     )
 )
@@ -140,13 +183,43 @@ def submit(
         str | None, typer.Option(help="Fails unless an attempt has begun by then, RFC 3339.")
     ] = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="Make a schedule: fires as this expression says.")
+    ] = None,
+    timezone: Annotated[str | None, typer.Option(help="Of --cron, as Europe/Berlin.")] = None,
+    dialect: Annotated[Dialect | None, typer.Option(help="Of --cron.")] = None,
+    dst_gap: Annotated[Gap | None, typer.Option(help="Of --cron.")] = None,
+    dst_fold: Annotated[Fold | None, typer.Option(help="Of --cron.")] = None,
+    interval: Annotated[
+        str | None, typer.Option(help="Make a schedule: fires so often, as 5s or 15m.")
+    ] = None,
+    fixed_delay: Annotated[
+        bool, typer.Option("--fixed-delay", help="Count --interval from the end of each run.")
+    ] = False,
+    start_at: Annotated[str | None, typer.Option(help="No fire before it.")] = None,
+    end_at: Annotated[str | None, typer.Option(help="No fire after it.")] = None,
+    max_fires: Annotated[int | None, typer.Option(help="Runs until it ends.", min=1)] = None,
+    jitter: Annotated[
+        str | None, typer.Option(help="Put all its fires off by up to it, as 10m.")
+    ] = None,
+    misfire: Annotated[Misfire | None, typer.Option(help="For fires that were missed.")] = None,
+    misfire_cap: Annotated[
+        int | None, typer.Option(help="Most to make up for (with all).", min=1)
+    ] = None,
+    misfire_spacing: Annotated[
+        str | None, typer.Option(help="Between those made up for (with all), as 30s.")
+    ] = None,
+    catch_up_window: Annotated[
+        str | None, typer.Option(help="Make up for nothing older, as 2h.")
+    ] = None,
+    overlap: Annotated[Overlap | None, typer.Option(help="While a run goes on.")] = None,
     wait: Wait = False,
     timeout: WaitSeconds = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Submit a job; with --wait, return when it has ended."""
+    """Submit a job or a schedule; with --wait, return when it has ended."""
     _needs_wait(wait, timeout)
     options: dict[str, Any] = {
         "name": name,
@@ -160,6 +233,22 @@ def submit(
         "callback_url": callback_url,
         "expires_at": _moment("--expires-at", expires_at),
         "labels": dict(_pair("--label", one) for one in label) if label else None,
+        "cron": cron,
+        "timezone": timezone,
+        "cron_dialect": _word(dialect),
+        "dst_gap": _word(dst_gap),
+        "dst_fold": _word(dst_fold),
+        "interval": _duration("--interval", interval),
+        "interval_mode": "fixedDelay" if fixed_delay else None,
+        "start_at": _moment("--start-at", start_at),
+        "end_at": _moment("--end-at", end_at),
+        "max_fires": max_fires,
+        "jitter": _duration("--jitter", jitter),
+        "misfire_policy": _word(misfire),
+        "misfire_cap": misfire_cap,
+        "misfire_spacing": _duration("--misfire-spacing", misfire_spacing),
+        "catch_up_window": _duration("--catch-up-window", catch_up_window),
+        "overlap_policy": _word(overlap),
     }
     if request_id is not None:
         options["request_id"] = request_id
@@ -436,11 +525,16 @@ def pause(
 @commands.command(
     epilog=show.examples(
         "oncue resume 7",
+        "oncue resume 7 --catch-up",
         "oncue resume --where label=team=billing --yes",
     )
 )
 def resume(
     job_id: OneJob = None,
+    catch_up: Annotated[
+        bool,
+        typer.Option("--catch-up", help="Deal with what a schedule missed by its misfire policy."),
+    ] = False,
     where: Where = None,
     dry_run: DryRun = False,
     rate: Rate = None,
@@ -454,11 +548,52 @@ def resume(
 ) -> None:
     """Let a paused job go on, or all that match."""
     asked = bulk.Asked("resume", where or [], dry_run, rate, yes, request_id, wait, timeout)
+    if catch_up and where:
+        _end(BAD_USAGE, "--catch-up is for one schedule; see `oncue resume --help`")
     with talking(url, api_key) as client:
         if (one := _the_one(job_id, asked)) is None:
             _bulk(client, asked, as_json=as_json)
         else:
-            _show(client.resume(one), as_json=as_json)
+            _show(client.resume(one, missed="catchUp" if catch_up else None), as_json=as_json)
+
+
+@commands.command(
+    epilog=show.examples(
+        "oncue backfill 7 --from 2026-01-01T00:00:00Z --to 2026-01-07T00:00:00Z --dry-run",
+        "oncue backfill 7 --from 2026-01-01T00:00:00Z --to 2026-01-07T00:00:00Z --max-concurrent 4",
+    )
+)
+def backfill(
+    schedule_id: ScheduleId,
+    first: Annotated[str, typer.Option("--from", help="The first moment, included; RFC 3339.")],
+    last: Annotated[str, typer.Option("--to", help="The last moment, included; RFC 3339.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would run.")] = False,
+    max_concurrent: Annotated[int, typer.Option(help="Runs at a time.", min=1, max=100)] = 1,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run the fires of a schedule in a past range that have no job."""
+    since, until = _given_moment("--from", first), _given_moment("--to", last)
+    with talking(url, api_key) as client:
+        found = client.backfill(
+            schedule_id, since, until, dry_run=dry_run, max_concurrent=max_concurrent
+        )
+        show.show_json(found) if as_json else show.show_backfill(found)
+
+
+@commands.command(epilog=show.examples("oncue skips 7", "oncue skips 7 --limit 200 --json"))
+def skips(
+    schedule_id: ScheduleId,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List the fires of a schedule that did not run, latest first, and why."""
+    with talking(url, api_key) as client:
+        found = list(itertools.islice(client.skips(schedule_id, page_size=min(limit, 200)), limit))
+        show.show_json_list(found) if as_json else show.show_skips(found)
 
 
 @commands.command(
@@ -792,15 +927,35 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _moment(flag: str, given: str | None) -> datetime | None:
-    if given is None:
-        return None
+    return None if given is None else _given_moment(flag, given)
+
+
+def _given_moment(flag: str, given: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(given)
+        moment: datetime | None = datetime.fromisoformat(given)
     except ValueError:
         moment = None
     if moment is None or moment.utcoffset() is None:
         _end(BAD_USAGE, f"{flag} is a time with an offset, as 2030-01-31T09:00:00Z, not {given!r}")
     return moment
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
+
+
+def _duration(flag: str, given: str | None) -> float | None:
+    """Read a duration, as 5s, 250ms, 15m, 2h or 1d; a plain number is seconds."""
+    if given is None:
+        return None
+    number = given.rstrip("smhd")
+    try:
+        return float(number) * _UNITS[given[len(number) :]]
+    except (ValueError, KeyError):
+        _end(BAD_USAGE, f"{flag} is a duration, as 5s, 250ms, 15m, 2h or 1d, not {given!r}")
+
+
+def _word(choice: StrEnum | None) -> str | None:
+    return None if choice is None else choice.value
 
 
 def _pair(flag: str, given: str) -> tuple[str, str]:

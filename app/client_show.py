@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from app.schedules.preview import Fire
     from oncue import ApiError
     from oncue.results import (
+        Backfill,
         Callback,
         Execution,
         Explanation,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         OfferedHandler,
         Progress,
         Result,
+        Schedule,
+        Skipped,
         Worker,
     )
 
@@ -67,7 +70,9 @@ def show_job(job: Job) -> None:
         ("name", job.job_name),
         ("handler", job.job_handler),
         ("request id", job.client_request_id),
-        ("attempts", f"{job.attempt} of {job.max_retry + 1}"),
+        ("attempts", None if job.schedule else f"{job.attempt} of {job.max_retry + 1}"),
+        ("fires", None if job.schedule is None else _fires(job.schedule)),
+        ("fire of", None if job.nominal_time is None else when(job.nominal_time)),
         ("created", when(job.created_at) or None),
         ("next run", when(job.next_trigger_time) or None),
         ("expires", (when(job.expires_at) or None) if job.finished_at is None else None),
@@ -175,6 +180,23 @@ def show_handlers(handlers: Iterable[OfferedHandler]) -> None:
     print_table(out(), ("HANDLER", "WORKERS", "ISOLATION", "DESCRIPTION"), rows)
 
 
+def show_skips(rows: Iterable[Skipped]) -> None:
+    """Print a table of fires that did not run."""
+    cells = [(when(one.from_), when(one.to), str(one.count), one.reason) for one in rows]
+    print_table(out(), ("FROM", "TO", "FIRES", "WHY"), cells)
+
+
+def show_backfill(backfill: Backfill) -> None:
+    """Print what a backfill runs, or would."""
+    number = "" if backfill.backfill_id is None else f" {backfill.backfill_id}"
+    print(
+        f"backfill{number} of schedule {backfill.schedule_id} is {backfill.status}: "
+        f"{backfill.total} fires, {backfill.existing} of which have a job"
+    )
+    for moment in backfill.nominal_times or ():
+        print(when(moment))
+
+
 def show_fires(fires: Iterable[Fire]) -> None:
     """Print a table of the moments at which an expression fires."""
     rows = [
@@ -201,6 +223,14 @@ def show_handler(handler: OfferedHandler) -> None:
         print()
         rows = field_rows(handler.params_schema)
         print_table(console, ("FIELD", "TYPE", "REQUIRED", "NOTES"), rows)
+
+
+def _fires(schedule: Schedule) -> str:
+    """Say in a line when a schedule fires."""
+    if schedule.cron_expr is not None:
+        return f"{schedule.cron_expr} ({schedule.cron_dialect}, {schedule.timezone})"
+    every = f"{(schedule.interval_ms or 0) / 1000:g} s"
+    return f"{every} after each run" if schedule.interval_mode == "fixedDelay" else f"every {every}"
 
 
 def out() -> Console:

@@ -12,7 +12,14 @@ from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
 from app.jobs.bulk_schemas import SubmitBulk
-from app.jobs.schemas import ChangeJob, SubmitBatch, SubmitJob, TriggerJob
+from app.jobs.schemas import (
+    BackfillJobs,
+    ChangeJob,
+    ResumeJob,
+    SubmitBatch,
+    SubmitJob,
+    TriggerJob,
+)
 from oncue.protocol import Heartbeat, LogsRequest, ReportsRequest
 
 TITLE: Final = "Oncue"
@@ -32,6 +39,8 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     SubmitBatch,
     ChangeJob,
     TriggerJob,
+    ResumeJob,
+    BackfillJobs,
     SubmitBulk,
     Heartbeat,
     ReportsRequest,

@@ -60,6 +60,7 @@ from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.schedules.routes import schedule_routes
+from app.schedules.spawn import Spawner
 from app.settings import Settings
 from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 
@@ -89,6 +90,7 @@ class Parts:
     recovery: Recovery
     stopper: Stopper
     expiry: Expiry
+    spawner: Spawner
     handover: Handover
     retention: Retention
     sweeper: Sweeper
@@ -123,6 +125,7 @@ def build_parts(ground: Ground) -> Parts:
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
+        spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster),
         retention=Retention(ground, lock),
         sweeper=Sweeper(ground, lock),
@@ -151,6 +154,7 @@ async def start_parts(parts: Parts) -> None:
         parts.loop.start()
         parts.recovery.start()
         parts.expiry.start()
+        parts.spawner.start()
         parts.stopper.start()
         parts.handover.start()
         parts.retention.start()
@@ -166,6 +170,7 @@ async def stop_dispatching(parts: Parts) -> None:
     parts.waiters.close()
     parts.streams.close()
     if not parts.ground.settings.no_dispatch:
+        await parts.spawner.stop()
         await parts.loop.stop()
         await parts.lock.stop()
         await parts.recovery.stop()

@@ -71,6 +71,21 @@ class Metrics:
         self.lateness = Histogram(
             "oncue_claim_lateness_seconds", "Due time to claim", buckets=_FAST, registry=r
         )
+        self.fires = Counter("oncue_schedule_fires", "Jobs made by schedules", registry=r)
+        self.broken_schedules = Counter(
+            "oncue_schedule_broken_looks",
+            "Looks at schedules that cannot be planned (their zone is gone, say)",
+            registry=r,
+        )
+        self.fires_skipped = Counter(
+            "oncue_schedule_fires_skipped", "Fires that did not run", ["reason"], registry=r
+        )
+        self.fire_lateness = Histogram(
+            "oncue_schedule_fire_lateness_seconds",
+            "Nominal time to spawn",
+            buckets=_FAST,
+            registry=r,
+        )
         self.duration = Histogram(
             "oncue_run_duration_seconds", "Start to end of runs", buckets=_LONG, registry=r
         )

@@ -68,6 +68,10 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(
         300.0, ge=15, description="a worker that accepts but never answers is dead after this"
     )
+    misfire_grace_seconds: float = Field(
+        10.0, ge=0, le=300, description="a fire that is decided later than this was missed"
+    )
+    min_interval_ms: int = Field(100, ge=1, description="shortest intervalMs of a schedule")
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
     bulk_rate: float = Field(
         200.0, ge=0.1, le=10_000, description="jobs a second of a bulk operation that asks for none"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from oncue.results import (
+        Backfill,
         BulkCount,
         BulkOperation,
         Callback,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
         OfferedHandler,
         Progress,
         Reason,
+        Schedule,
+        Skipped,
         Worker,
     )
     from oncue.retries import Retries
@@ -63,6 +66,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "Backfill": "results",
     "BulkCount": "results",
     "BulkOperation": "results",
     "ClockChange": "results",
@@ -80,6 +84,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "OfferedHandler": "results",
     "Reason": "results",
     "Progress": "results",
+    "Schedule": "results",
+    "Skipped": "results",
     "Worker": "results",
     "NewJob": "submission",
 }
@@ -87,6 +93,7 @@ _LOADED_WHEN_ASKED_FOR = {
 __all__ = [
     "ApiError",
     "AsyncClient",
+    "Backfill",
     "BulkCount",
     "BulkOperation",
     "BulkTimeout",
@@ -118,6 +125,8 @@ __all__ = [
     "Reason",
     "Retries",
     "Retry",
+    "Schedule",
+    "Skipped",
     "Unauthorized",
     "Unavailable",
     "WaitTimeout",

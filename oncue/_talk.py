@@ -30,6 +30,7 @@ from oncue.errors import (
     api_error,
 )
 from oncue.results import (
+    Backfill,
     BulkCount,
     BulkOperation,
     Callback,
@@ -42,7 +43,9 @@ from oncue.results import (
     OfferedHandler,
     Page,
     Result,
+    Skipped,
     Worker,
+    rfc3339,
 )
 from oncue.retries import Retries
 from oncue.submission import (
@@ -272,6 +275,32 @@ class Talks:
         """
         request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=verb == "cancel")
         return _read(Job, (yield from self._exchange(request)))
+
+    def resume(self, job_id: int, missed: str | None) -> Talk[Job]:
+        """Let a paused job go on; for a schedule, say what becomes of the fires it missed."""
+        if missed is None:
+            return (yield from self.change(job_id, "resume"))
+        body = json_body({"missed": missed})
+        request = Send("POST", f"{_job_path(job_id)}/resume", body=body, repeatable=False)
+        return _read(Job, (yield from self._exchange(request)))
+
+    def backfill(
+        self, job_id: int, first: datetime, last: datetime, *, dry_run: bool, max_concurrent: int
+    ) -> Talk[Backfill]:
+        """Have past fires run; a second try of it would find them done, or on their way."""
+        asked = {
+            "from": rfc3339(first),
+            "to": rfc3339(last),
+            "dryRun": dry_run,
+            "maxConcurrent": max_concurrent,
+        }
+        path = f"{_job_path(job_id)}/backfill"
+        request = Send("POST", path, body=json_body(asked), repeatable=dry_run)
+        return _read(Backfill, (yield from self._exchange(request)))
+
+    def skips(self, job_id: int, limit: int) -> Pages[Skipped]:
+        """The pages of the fires of a schedule that did not run, latest first."""
+        return self._pages(Page[Skipped], f"{_job_path(job_id)}/skips", limit)
 
     def trigger(self, job_id: int, options: TriggerOptions) -> Talk[Job]:
         """Make a waiting job due now.

@@ -22,8 +22,9 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -41,6 +42,7 @@ from oncue._stream import (
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
 from oncue.results import (
+    Backfill,
     BulkCount,
     BulkOperation,
     Callback,
@@ -52,6 +54,7 @@ from oncue.results import (
     JobEvent,
     LogLine,
     OfferedHandler,
+    Skipped,
     Worker,
 )
 from oncue.retries import Retries
@@ -239,9 +242,35 @@ class Client:
         """Keep a waiting job or a schedule from running until it is resumed."""
         return self._run(self._talks.change(_id(job), "pause"))
 
-    def resume(self, job: int | Job) -> Job:
-        """Let a paused job go on."""
-        return self._run(self._talks.change(_id(job), "resume"))
+    def resume(self, job: int | Job, *, missed: Literal["skip", "catchUp"] | None = None) -> Job:
+        """Let a paused job go on; `missed` says what becomes of the fires a schedule missed."""
+        return self._run(self._talks.resume(_id(job), missed))
+
+    def backfill(
+        self,
+        schedule: int | Job,
+        first: datetime,
+        last: datetime,
+        *,
+        dry_run: bool = False,
+        max_concurrent: int = 1,
+    ) -> Backfill:
+        """Run the fires of a schedule in a past range (both ends included) that have no job.
+
+        `dry_run` only tells which these are. Both moments need a time zone.
+
+        Raises:
+            Invalid: the range is too long, or the job has no fires.
+        """
+        return self._run(
+            self._talks.backfill(
+                _id(schedule), first, last, dry_run=dry_run, max_concurrent=max_concurrent
+            )
+        )
+
+    def skips(self, schedule: int | Job, *, page_size: int = PAGE_SIZE) -> Iterator[Skipped]:
+        """Iterate over the fires of a schedule that did not run, latest first."""
+        return self._items(self._talks.skips(_id(schedule), page_size))
 
     def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
         """Run a job that waits, for its time or its retry, now; `params` replace its own.
@@ -554,9 +583,31 @@ class AsyncClient:
         """Keep a waiting job or a schedule from running until it is resumed."""
         return await self._run(self._talks.change(_id(job), "pause"))
 
-    async def resume(self, job: int | Job) -> Job:
-        """Let a paused job go on."""
-        return await self._run(self._talks.change(_id(job), "resume"))
+    async def resume(
+        self, job: int | Job, *, missed: Literal["skip", "catchUp"] | None = None
+    ) -> Job:
+        """Let a paused job go on; `missed` says what becomes of the fires a schedule missed."""
+        return await self._run(self._talks.resume(_id(job), missed))
+
+    async def backfill(
+        self,
+        schedule: int | Job,
+        first: datetime,
+        last: datetime,
+        *,
+        dry_run: bool = False,
+        max_concurrent: int = 1,
+    ) -> Backfill:
+        """Run past fires of a schedule that have no job: see `Client.backfill`."""
+        return await self._run(
+            self._talks.backfill(
+                _id(schedule), first, last, dry_run=dry_run, max_concurrent=max_concurrent
+            )
+        )
+
+    def skips(self, schedule: int | Job, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Skipped]:
+        """Iterate over the fires of a schedule that did not run, latest first."""
+        return self._items(self._talks.skips(_id(schedule), page_size))
 
     async def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
         """Run a job that waits, for its time or its retry, now; `params` replace its own.

@@ -82,6 +82,63 @@ class Execution(Result):
     reason: str | None = None
 
 
+class Schedule(Result):
+    """What a schedule was told, by the names that it was submitted with, and how far it is.
+
+    `fires` counts the runs begun by its own fires; every fire up to `decided_until` is one of its
+    children, or was skipped and is on record.
+    """
+
+    cron_expr: str | None = None
+    cron_dialect: str | None = None
+    timezone: str | None = None
+    dst_gap: str | None = None
+    dst_fold: str | None = None
+    interval_ms: int | None = None
+    interval_mode: str | None = None
+    start_at: Moment | None = None
+    end_at: Moment | None = None
+    max_fires: int | None = None
+    jitter_ms: int | None = None
+    misfire_policy: str | None = None
+    misfire_cap: int | None = None
+    misfire_spacing_ms: int | None = None
+    catch_up_window_ms: int | None = None
+    overlap_policy: str | None = None
+    fires: int = 0
+    decided_until: Moment | None = None
+
+
+class Skipped(Result):
+    """Consecutive fires of a schedule that did not run: from the first to the last, and why."""
+
+    from_: Moment = Field(alias="from")
+    to: Moment
+    count: int
+    reason: str
+
+
+class Backfill(Result):
+    """A backfill of a schedule; a dry run has no id, and names in `nominal_times` what would run.
+
+    `status` is DRY_RUN, OPEN, DONE or STOPPED. `total` counts the fires of the range, `existing`
+    those that had a job already, `spawned` the jobs that were made so far.
+    """
+
+    backfill_id: int | None = None
+    schedule_id: int
+    status: str
+    from_: Moment = Field(alias="from")
+    to: Moment
+    max_concurrent: int = 1
+    total: int | None = None
+    existing: int | None = None
+    spawned: int = 0
+    nominal_times: tuple[Moment, ...] | None = None
+    created_at: Moment | None = None
+    ended_at: Moment | None = None
+
+
 class Job(Result):
     """A job as it was when the server answered.
 
@@ -105,6 +162,9 @@ class Job(Result):
     priority: int = 5
     next_trigger_time: Moment | None = None
     expires_at: Moment | None = None
+    parent_id: int | None = None
+    nominal_time: Moment | None = None
+    schedule: Schedule | None = None
     result: Any = None
     error: JobError | None = None
     progress: Progress | None = None

@@ -30,6 +30,22 @@ class JobOptions(TypedDict, total=False):
     callback_url: str | None
     expires_at: datetime | None
     labels: Mapping[str, str] | None
+    cron: str | None
+    cron_dialect: Literal["unix", "quartz"] | None
+    timezone: str | None
+    dst_gap: Literal["shift", "skip"] | None
+    dst_fold: Literal["first", "both", "second"] | None
+    interval: Seconds | None
+    interval_mode: Literal["fixedRate", "fixedDelay"] | None
+    start_at: datetime | None
+    end_at: datetime | None
+    max_fires: int | None
+    jitter: Seconds | None
+    misfire_policy: Literal["skip", "once", "all"] | None
+    misfire_cap: int | None
+    misfire_spacing: Seconds | None
+    catch_up_window: Seconds | None
+    overlap_policy: Literal["skip", "queue", "allow", "replace"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +58,12 @@ class NewJob:
     attempt. If no attempt has begun at `expires_at` (with a time zone), the job fails. Durations
     are in seconds or a timedelta.
 
+    With `cron` or `interval` it is a schedule, which makes such a job at each of its times, from
+    `start_at` to `end_at`; the options from `cron` on are those of schedules.
+
     Raises:
-        ValueError: `run_at` or `expires_at` has no time zone, `run_at` and `delay` are both
-            given, or the request_id is empty.
+        ValueError: a moment has no time zone, more than one of `run_at`, `delay`, `cron` and
+            `interval` is given, or the request_id is empty.
     """
 
     handler: str = field(kw_only=False)
@@ -61,16 +80,34 @@ class NewJob:
     callback_url: str | None = None
     expires_at: datetime | None = None
     labels: Mapping[str, str] | None = None
+    cron: str | None = None
+    cron_dialect: Literal["unix", "quartz"] | None = None
+    timezone: str | None = None
+    dst_gap: Literal["shift", "skip"] | None = None
+    dst_fold: Literal["first", "both", "second"] | None = None
+    interval: Seconds | None = None
+    interval_mode: Literal["fixedRate", "fixedDelay"] | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    max_fires: int | None = None
+    jitter: Seconds | None = None
+    misfire_policy: Literal["skip", "once", "all"] | None = None
+    misfire_cap: int | None = None
+    misfire_spacing: Seconds | None = None
+    catch_up_window: Seconds | None = None
+    overlap_policy: Literal["skip", "queue", "allow", "replace"] | None = None
 
     def __post_init__(self) -> None:
         if not self.request_id:
             raise ValueError("request_id must not be empty; leave it out to have one drawn")
-        if self.run_at is not None and self.delay is not None:
-            raise ValueError("give run_at or delay, not both")
-        if self.run_at is not None and self.run_at.utcoffset() is None:
-            raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
-        if self.expires_at is not None and self.expires_at.utcoffset() is None:
-            raise ValueError("expires_at needs a time zone, as datetime.now(UTC) has")
+        when = ("run_at", "delay", "cron", "interval")
+        given = [name for name in when if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give {' or '.join(given)}, not both")
+        for name in ("run_at", "expires_at", "start_at", "end_at"):
+            moment = getattr(self, name)
+            if moment is not None and moment.utcoffset() is None:
+                raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
 
     def body(self) -> bytes:
         """Return the JSON that is submitted; the same in every try.
@@ -83,7 +120,7 @@ class NewJob:
             "jobName": self.handler if self.name is None else self.name,
             "jobHandler": self.handler,
             "params": self.params,
-            "runAt": None if self.run_at is None else rfc3339(self.run_at),
+            "runAt": _moment(self.run_at),
             "delayMs": _milliseconds(self.delay),
             "priority": self.priority,
             "timeoutMs": _milliseconds(self.timeout),
@@ -91,8 +128,24 @@ class NewJob:
             "retryIntervalSeconds": _seconds(self.retry_interval),
             "retryBackoff": self.retry_backoff,
             "callbackUrl": self.callback_url,
-            "expiresAt": None if self.expires_at is None else rfc3339(self.expires_at),
+            "expiresAt": _moment(self.expires_at),
             "labels": None if self.labels is None else dict(self.labels),
+            "cronExpr": self.cron,
+            "cronDialect": self.cron_dialect,
+            "timezone": self.timezone,
+            "dstGap": self.dst_gap,
+            "dstFold": self.dst_fold,
+            "intervalMs": _milliseconds(self.interval),
+            "intervalMode": self.interval_mode,
+            "startAt": _moment(self.start_at),
+            "endAt": _moment(self.end_at),
+            "maxFires": self.max_fires,
+            "jitterMs": _milliseconds(self.jitter),
+            "misfirePolicy": self.misfire_policy,
+            "misfireCap": self.misfire_cap,
+            "misfireSpacingMs": _milliseconds(self.misfire_spacing),
+            "catchUpWindowMs": _milliseconds(self.catch_up_window),
+            "overlapPolicy": self.overlap_policy,
         }
         given = {name: value for name, value in fields.items() if value is not None}
         return json_body(given)
@@ -303,6 +356,10 @@ def _text(name: str, value: object) -> str:
             raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
         return rfc3339(value)
     return "=".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else rfc3339(moment)
 
 
 def _seconds(duration: Seconds | None) -> float | None:

@@ -11,7 +11,7 @@ from app.dispatch.lock import DispatchLock
 from app.ground import Ground
 from app.lifecycle.moves.expire import expire_jobs, is_expiry_due
 from app.lifecycle.states import JobStatus
-from app.plumbing.bus import ENDED, OWED
+from app.plumbing.bus import ENDED, FIRE, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 
@@ -53,6 +53,10 @@ class Expiry:
                 log.info("jobs_expired", jobs=len(expired.job_ids))
                 self._metrics.finished.labels(JobStatus.FAILED.name).inc(len(expired.job_ids))
                 self._bus.publish(ENDED, [[job_id, ""] for job_id in expired.job_ids])
+            if expired.followed.claimable:
+                self._bus.publish(WAKE, [list(task) for task in expired.followed.claimable])
+            if expired.followed.schedules:
+                self._bus.publish(FIRE, [])
             if expired.owed:
                 self._bus.publish(OWED, [])
         return ended

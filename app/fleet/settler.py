@@ -14,7 +14,7 @@ from app.ground import Ground
 from app.lifecycle.moves.ending import Ending, Settled, Settlement
 from app.lifecycle.moves.settle import settle
 from app.lifecycle.states import ExecutionStatus
-from app.plumbing.bus import ENDED, OWED, WAKE
+from app.plumbing.bus import ENDED, FIRE, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit
 from app.plumbing.json_text import Unencodable
@@ -83,8 +83,11 @@ class Settler:
             for one in settlements
             if one.next_due_ms is not None
         ]
+        wakes += [list(task) for one in settlements for task in one.followed.claimable]
         if wakes:
             self._bus.publish(WAKE, wakes)
+        if any(one.followed.schedules for one in settlements):
+            self._bus.publish(FIRE, [])
         if any(one.kind is Settled.ENDED and e.deliver_by is None for e, one in moved):
             self._bus.publish(OWED, [])
         for kind, count in Counter(one.kind for one in settlements).items():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.ground import Ground
+from app.lifecycle.moves.fire import SCHEDULES_QUEUE
+from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.moves.guard import Changed
 from app.lifecycle.states import JobStatus
-from app.plumbing.bus import CANCEL, ENDED, OWED, WAKE
+from app.plumbing.bus import CANCEL, ENDED, FIRE, OWED, WAKE
 
 
 def announce(ground: Ground, verb: str, changes: Sequence[tuple[int, Changed]]) -> None:
@@ -19,9 +21,12 @@ def announce(ground: Ground, verb: str, changes: Sequence[tuple[int, Changed]]) 
             ended.append([job_id, "" if changed.stopped is None else changed.stopped[1]])
         if changed.stopped is not None:
             ground.bus.publish(CANCEL, list(changed.stopped))
+        claimable = list(changed.followed.claimable)
         if verb != "cancel" and changed.due_ms is not None:
-            place = (changed.queue_id, changed.priority)
-            earliest[place] = min(changed.due_ms, earliest.get(place, changed.due_ms))
+            claimable.append(Claimable(changed.queue_id, changed.priority, changed.due_ms))
+        for queue_id, priority, due in claimable:
+            place = (queue_id, priority)
+            earliest[place] = min(due, earliest.get(place, due))
     if ended:
         ground.metrics.finished.labels(JobStatus.CANCELLED.name).inc(len(ended))
         ground.bus.publish(ENDED, ended)
@@ -29,3 +34,12 @@ def announce(ground: Ground, verb: str, changes: Sequence[tuple[int, Changed]]) 
         ground.bus.publish(OWED, [])
     if earliest:
         ground.bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
+    if any(_moves_a_schedule(verb, changed) for _, changed in changes):
+        ground.bus.publish(FIRE, [])
+
+
+def _moves_a_schedule(verb: str, changed: Changed) -> bool:
+    """Tell whether some schedule may have another next time now; a cancelled one has none."""
+    if changed.followed.schedules:
+        return True
+    return verb != "cancel" and changed.queue_id == SCHEDULES_QUEUE

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, assert_never
 
 import structlog
 from pydantic import ValidationError
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
@@ -16,24 +17,28 @@ from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.announce import announce
 from app.jobs.check_params import refused_params
+from app.jobs.digest import request_digest
 from app.jobs.look import find_job, no_such_job
-from app.jobs.schemas import ChangeJob, TriggerJob
+from app.jobs.schedule_fields import ONLY_SCHEDULES, at_field
+from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
+from app.jobs.schemas import ChangeJob, ResumeJob, TriggerJob
 from app.jobs.submit import params_text, parse_object
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
-from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown
+from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown, WrongKind
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
+from app.lifecycle.moves.submit import find_by_request
 from app.lifecycle.moves.trigger import OtherParams, trigger_job
-from app.lifecycle.reads import read_handler
+from app.lifecycle.reads import live_children, read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
 
-Answer = Changed | NotPossible | Unknown | Stale | TooFew
+Answer = Changed | NotPossible | Unknown | Stale | TooFew | WrongKind
 _ETAG: Final = re.compile(r'"(\d{1,9})"')
 _COLUMNS: Final = ("priority", "max_retry", "retry_backoff", "timeout_ms", "callback_url")
 
@@ -56,33 +61,64 @@ class Changes:
     def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
         self._ground = ground
         self._database = ground.database
+        self._clock = ground.clock
+        self._schedules = ScheduleVerbs(ground)
         self._fleet = fleet
 
-    async def cancel(self, caller: Caller, job_id: int) -> dict[str, Any]:
+    async def cancel(
+        self, caller: Caller, job_id: int, *, children: bool = False
+    ) -> dict[str, Any]:
         """End a job; it is final even if the worker that runs it never answers.
+
+        With `children`, what it has made and has not ended is ended too, one after another.
 
         Raises:
             Problem: `job_not_found` or `verb_not_possible`.
         """
+        await self._cancel(caller, job_id)
+        if children:
+            live = await self._database.read(lambda connection: live_children(connection, job_id))
+            for child_id in live:
+                try:
+                    await self._cancel(caller, child_id)
+                except Problem as problem:
+                    if problem.code not in ("verb_not_possible", "job_not_found"):
+                        raise
+                    log.debug("child_ended_before", job_id=child_id, code=problem.code)
+        return await self._look(caller, job_id)
+
+    async def _cancel(self, caller: Caller, job_id: int) -> None:
         asked = _asked(caller, job_id)
         changed = await self._write(
             "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
         )
         announce(self._ground, "cancel", [(job_id, changed)])
-        return await self._look(caller, job_id)
 
     async def hold(
-        self, caller: Caller, job_id: int, verb: Literal["pause", "resume"]
+        self, caller: Caller, job_id: int, verb: Literal["pause", "resume"], body: bytes = b""
     ) -> dict[str, Any]:
-        """Keep a job from being claimed, or let it go again.
+        """Keep a job from being claimed, or a schedule from firing, or let it go again.
 
         Raises:
-            Problem: `job_not_found` or `verb_not_possible`.
+            Problem: `invalid_json`, `validation_failed`, `job_not_found` or `verb_not_possible`.
         """
         asked = _asked(caller, job_id)
-        changed = await self._write(
-            verb, asked, lambda connection: hold_job(connection, self._database, asked, verb)
-        )
+        missed = _missed(parse_object(body)) if body.strip() else None
+
+        async def resume(connection: AsyncConnection, job: RowMapping) -> Changed:
+            return await self._schedules.resume(connection, job, asked, missed or "skip")
+
+        async def work(connection: AsyncConnection) -> Answer:
+            return await hold_job(
+                connection,
+                self._database,
+                asked,
+                verb,
+                resume_schedule=resume,
+                of_schedules=() if missed is None else ("missed",),
+            )
+
+        changed = await self._write(verb, asked, work)
         announce(self._ground, verb, [(job_id, changed)])
         return await self._look(caller, job_id)
 
@@ -106,24 +142,56 @@ class Changes:
 
         Raises:
             Problem: `precondition_failed`, `invalid_json`, `validation_failed`,
-                `params_invalid`, `job_not_found` or `verb_not_possible`.
+                `params_invalid`, `request_conflict`, `job_not_found` or `verb_not_possible`.
         """
         revisions = None if if_match is None else _revisions(if_match)
-        request = _trigger_request(parse_object(body) if body.strip() else {})
+        sent = parse_object(body) if body.strip() else {}
+        request = _trigger_request(sent)
         asked = _asked(caller, job_id)
         other = None
         if "params" in request.model_fields_set:
             other = OtherParams(params_text(request.params))
-            await self._check_params(asked, request.params, other.params)
-        changed = await self._write(
-            "trigger",
-            asked,
-            lambda connection: trigger_job(
-                connection, self._database, asked, other, revisions=revisions
-            ),
+            repeats = request.client_request_id if _names_its_run(request) else None
+            await self._check_params(asked, request.params, other.params, repeats)
+        manual = self._manual_fire(job_id, sent, request, other)
+        outcome = Outcome()
+
+        async def trigger(connection: AsyncConnection, job: RowMapping) -> Changed:
+            await self._schedules.trigger(connection, job, manual, outcome)
+            return Changed(job["queue_id"], job["priority"])
+
+        async def work(connection: AsyncConnection) -> Answer:
+            return await trigger_job(
+                connection,
+                self._database,
+                asked,
+                other,
+                revisions=revisions,
+                trigger_schedule=trigger,
+                of_schedules=() if manual.request_id is None else ("clientRequestId",),
+            )
+
+        changed = await self._write("trigger", asked, work)
+        if outcome.child_id is None:
+            announce(self._ground, "trigger", [(job_id, changed)])
+            return await self._look(caller, job_id)
+        self._schedules.tell(outcome)
+        return await self._look(caller, outcome.child_id)
+
+    def _manual_fire(
+        self, job_id: int, sent: dict[str, Any], request: TriggerJob, other: OtherParams | None
+    ) -> ManualFire:
+        request_id = request.client_request_id if _names_its_run(request) else None
+        token = new_token()
+        return ManualFire(
+            key=f"manual:{token if request_id is None else request_id}",
+            nominal_ms=int(self._clock.now_ms()),
+            token=token,
+            request_id=request_id,
+            digest=request_digest({**sent, "jobId": job_id}),
+            own_params=other is not None,
+            params=None if other is None else other.params,
         )
-        announce(self._ground, "trigger", [(job_id, changed)])
-        return await self._look(caller, job_id)
 
     async def revise(
         self, caller: Caller, job_id: int, body: bytes, if_match: str | None
@@ -145,17 +213,33 @@ class Changes:
         asked = _asked(caller, job_id)
         if values.new_params:
             await self._check_params(asked, request.params, values.params)
-        changed = await self._write(
-            "change",
-            asked,
-            lambda connection: revise_job(
-                connection, self._database, asked, values, revisions=revisions
-            ),
-        )
+        outcome = Outcome()
+
+        async def revise(
+            connection: AsyncConnection, job: RowMapping
+        ) -> Changed | NotPossible | Unknown:
+            outcome.fired.clear()
+            return await self._schedules.revise(connection, job, asked, request, values, outcome)
+
+        async def work(connection: AsyncConnection) -> Answer:
+            return await revise_job(
+                connection,
+                self._database,
+                asked,
+                values,
+                revisions=revisions,
+                revise_schedule=revise,
+            )
+
+        changed = await self._write("change", asked, work)
         announce(self._ground, "change", [(job_id, changed)])
+        self._schedules.tell(outcome)
         return await self._look(caller, job_id)
 
-    async def _check_params(self, asked: Asked, params: Any, text: str | None) -> None:
+    async def _check_params(
+        self, asked: Asked, params: Any, text: str | None, request_id: str | None = None
+    ) -> None:
+        """Refuse params that no live worker would take; a repeat of `request_id` is not refused."""
         # A job never changes its handler: it may be read before the change.
         handler = await self._database.read(
             lambda connection: read_handler(connection, asked.job_id, tenant_id=asked.tenant_id)
@@ -163,7 +247,12 @@ class Changes:
         if handler is None:
             raise no_such_job(asked.job_id)
         refusal = await refused_params(self._fleet, handler, params, text)
-        if refusal is not None:
+        if refusal is None:
+            return
+        key = (asked.tenant_id, request_id or "")
+        if request_id is None or not await self._database.read(
+            lambda connection: find_by_request(connection, [key])
+        ):
             raise refusal
 
     async def _write(
@@ -183,7 +272,9 @@ def _asked(caller: Caller, job_id: int) -> Asked:
     return Asked(job_id, caller.tenant_id, new_token())
 
 
-def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | TooFew) -> Problem:
+def _problem(
+    verb: str, job_id: int, answer: NotPossible | Unknown | Stale | TooFew | WrongKind
+) -> Problem:
     match answer:
         case Unknown():
             return no_such_job(job_id)
@@ -208,6 +299,8 @@ def _problem(verb: str, job_id: int, answer: NotPossible | Unknown | Stale | Too
                 f"{answer.attempts} attempts have begun, so at least {answer.attempts}",
                 "/maxRetry",
             )
+        case WrongKind():
+            return at_field(answer.fields[0], "is for schedules")
         case _:
             assert_never(answer)
 
@@ -218,6 +311,17 @@ def _revisions(if_match: str) -> frozenset[int] | None:
     if "*" in parts:
         return None
     return frozenset(int(found[1]) for part in parts if (found := _ETAG.fullmatch(part)))
+
+
+def _names_its_run(request: TriggerJob) -> bool:
+    return "client_request_id" in request.model_fields_set
+
+
+def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"]:
+    try:
+        return ResumeJob.model_validate(sent).missed
+    except ValidationError as error:
+        raise validation_problem(list(error.errors(include_url=False))) from None
 
 
 def _trigger_request(sent: dict[str, Any]) -> TriggerJob:
@@ -247,4 +351,5 @@ def _new_values(request: ChangeJob) -> NewValues:
         delay_ms=request.delay_ms if "delay_ms" in fields else None,
         new_params="params" in fields,
         params=params_text(request.params),
+        of_schedules=tuple(ONLY_SCHEDULES[name] for name in ONLY_SCHEDULES if name in fields),
     )

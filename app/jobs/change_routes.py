@@ -2,15 +2,16 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from app.access.keys import ApiKeys, Caller
 from app.edge.problems import problem_answers
 from app.ground import Ground
 from app.jobs.answers import JobId, body_of, job_headers, json_answer, require_json
+from app.jobs.backfill import backfill
 from app.jobs.callbacks import deliver_again
 from app.jobs.change import Changes
-from app.jobs.schemas import Callback, Job
+from app.jobs.schemas import Backfill, Callback, Job
 
 DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
 
@@ -21,6 +22,10 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
     problems = problem_answers(
         "unauthorized", "job_not_found", "verb_not_possible", "validation_failed"
     )
+    dry_run: dict[int | str, dict[str, Any]] = {
+        200: {"model": Backfill, "description": "A dry run: nothing is stored"},
+        202: {"description": "Stored: the fires that have no job yet will run"},
+    }
 
     def identify(request: Request) -> Caller:
         return keys.caller(request.headers)
@@ -30,13 +35,20 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
     @router.post(
         "/jobs/{jobId}/cancel", response_model=Job, summary="Cancel a job", responses=problems
     )
-    async def cancel_job(job_id: JobId, caller: Identified) -> Response:
+    async def cancel_job(
+        job_id: JobId,
+        caller: Identified,
+        children: Annotated[
+            bool, Query(description="Also end what a schedule has made and has not ended.")
+        ] = False,
+    ) -> Response:
         """End a job as CANCELLED at once; its worker is told to stop the run.
 
         A handler that is under way may go on for a while: its result is discarded, and a retry
-        of the job waits until it has ended. A repeat returns the job as it is.
+        of the job waits until it has ended. A repeat returns the job as it is. What a schedule
+        has made goes on, unless `children` is true.
         """
-        return _job(await changes.cancel(caller, job_id))
+        return _job(await changes.cancel(caller, job_id, children=children))
 
     @router.post(
         "/jobs/{jobId}/pause", response_model=Job, summary="Pause a job", responses=problems
@@ -46,11 +58,23 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         return _job(await changes.hold(caller, job_id, "pause"))
 
     @router.post(
-        "/jobs/{jobId}/resume", response_model=Job, summary="Resume a job", responses=problems
+        "/jobs/{jobId}/resume",
+        response_model=Job,
+        summary="Resume a job",
+        responses=problems
+        | problem_answers("invalid_json", "body_too_large", "unsupported_media_type"),
+        openapi_extra=body_of("ResumeJob", required=False),
     )
-    async def resume_job(job_id: JobId, caller: Identified) -> Response:
-        """Let a paused job run when it is due: at once, if that moment has passed."""
-        return _job(await changes.hold(caller, job_id, "resume"))
+    async def resume_job(request: Request, job_id: JobId, caller: Identified) -> Response:
+        """Let a paused job run when it is due: at once, if that moment has passed.
+
+        The fires that a schedule has missed are put on record as `paused`; with `catchUp` they
+        are dealt with as its `misfirePolicy` says.
+        """
+        body = await request.body()
+        if body:
+            require_json(request)
+        return _job(await changes.hold(caller, job_id, "resume", body))
 
     @router.post(
         "/jobs/{jobId}/trigger",
@@ -58,7 +82,10 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         summary="Run a job now",
         responses=problems
         | problem_answers(
-            "invalid_json", "precondition_failed", "body_too_large", "unsupported_media_type"
+            "invalid_json",
+            "precondition_failed",
+            "body_too_large",
+            "unsupported_media_type",
         ),
         openapi_extra=body_of("TriggerJob", required=False),
     )
@@ -75,7 +102,8 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
     ) -> Response:
         """Make a job that waits, for its time or for its retry, due now; `params` replace its own.
 
-        One that is due already stays as it is (200); one that has begun is 409.
+        One that is due already stays as it is (200); one that has begun is 409. A schedule makes
+        a job that is due now, whatever else goes on, and the answer is that job.
         """
         body = await request.body()
         if body:
@@ -115,6 +143,22 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         """Change a job that is WAITING or PAUSED and still has the revision in `If-Match`."""
         require_json(request)
         return _job(await changes.revise(caller, job_id, await request.body(), if_match))
+
+    @router.post(
+        "/jobs/{jobId}/backfill",
+        status_code=202,
+        response_model=Backfill,
+        summary="Run past fires of a schedule",
+        responses=dry_run
+        | problems
+        | problem_answers("invalid_json", "body_too_large", "unsupported_media_type"),
+        openapi_extra=body_of("BackfillJobs"),
+    )
+    async def backfill_jobs(request: Request, job_id: JobId, caller: Identified) -> Response:
+        """Run the fires of a range in the past that have no job, at most some at a time."""
+        require_json(request)
+        answer = await backfill(ground, caller, job_id, await request.body())
+        return json_answer(answer, 200 if answer["backfillId"] is None else 202)
 
     @router.post(
         "/callbacks/{deliveryId}/redeliver",

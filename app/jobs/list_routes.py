@@ -8,9 +8,10 @@ from app.access.keys import ApiKeys, Caller
 from app.edge.paging import DEFAULT_LIMIT
 from app.edge.problems import problem_answers
 from app.jobs.answers import Cursor, JobId, Limit, LongCursor, json_answer
+from app.jobs.backfill import list_backfills_page, list_skips_page
 from app.jobs.callbacks import list_callbacks
 from app.jobs.listing import list_children_page, list_jobs_page
-from app.jobs.schemas import CallbackList, JobList, StatusWord
+from app.jobs.schemas import BackfillList, CallbackList, JobList, SkippedList, StatusWord
 from app.plumbing.database import Database
 
 
@@ -87,6 +88,32 @@ def list_routes(*, database: Database, keys: ApiKeys) -> APIRouter:
         return json_answer(
             await list_children_page(database, caller, job_id, limit=limit, cursor=cursor)
         )
+
+    @router.get(
+        "/jobs/{jobId}/skips",
+        response_model=SkippedList,
+        summary="List the fires of a schedule that did not run",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job_skips(
+        job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return what was passed over and why, latest first; the other fires are its children."""
+        page = await list_skips_page(database, caller, job_id, limit=limit, cursor=cursor)
+        return json_answer(page)
+
+    @router.get(
+        "/jobs/{jobId}/backfills",
+        response_model=BackfillList,
+        summary="List the backfills of a schedule",
+        responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
+    )
+    async def get_job_backfills(
+        job_id: JobId, caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    ) -> Response:
+        """Return the backfills that were asked for, newest first, and how far each is."""
+        page = await list_backfills_page(database, caller, job_id, limit=limit, cursor=cursor)
+        return json_answer(page)
 
     @router.get(
         "/jobs/{jobId}/callbacks",

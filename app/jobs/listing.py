@@ -105,7 +105,10 @@ def _cursor(place: Place | None) -> str | None:
 
 def _items(page: JobPage) -> list[dict[str, Any]]:
     return [
-        listed_job_view(job, page.results, page.long_results, page.current) for job in page.jobs
+        listed_job_view(
+            job, page.results, page.long_results, page.current, page.schedules.get(job["id"])
+        )
+        for job in page.jobs
     ]
 
 

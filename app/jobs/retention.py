@@ -10,7 +10,7 @@ import structlog
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
 from app.lifecycle.handler_schemas import prune_schemas
-from app.lifecycle.moves.prune import Pruned, prune_batch
+from app.lifecycle.moves.prune import Pruned, prune_batch, prune_skips
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 
@@ -55,11 +55,30 @@ class Retention:
                 return deleted
             await asyncio.sleep(BETWEEN_BATCHES_SECONDS)
 
+    async def prune_ledger(self, now_ms: int) -> int:
+        """Walk the schedules' ledger once, and return how many of its rows were deleted."""
+        cursor, deleted = 0, 0
+        while True:
+            pruned = await self._database.write(
+                lambda connection, cursor=cursor: prune_skips(  # type: ignore[misc]
+                    connection,
+                    cursor=cursor,
+                    before_ms=now_ms - self._retention_ms,
+                    limit=BATCH_LIMIT,
+                )
+            )
+            cursor, deleted = pruned.cursor, deleted + pruned.deleted
+            if not pruned.more:
+                return deleted
+            await asyncio.sleep(BETWEEN_BATCHES_SECONDS)
+
     async def _step(self) -> None:
         if self._lock.term is None:
             await asyncio.sleep(1)
             return
-        deleted = await self.run_pass(await self._database.now())
+        now = await self._database.now()
+        await self.prune_ledger(now)
+        deleted = await self.run_pass(now)
         await self._database.write(lambda connection: prune_schemas(connection, self._database))
         if deleted:
             log.info("pruned", jobs=deleted)

@@ -54,6 +54,8 @@ def job_routes(
                 "request_conflict",
                 "body_too_large",
                 "unsupported_media_type",
+                "cron_invalid",
+                "schedule_never_fires",
                 "validation_failed",
                 "overloaded",
             ),

@@ -20,7 +20,11 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from app.jobs.reason_codes import ReasonCode
+from app.schedules.cron import DstFold, DstGap
+from app.schedules.grammar import Dialect
 
+MAX_FIRES = 2**53
+OverlapPolicy = Literal["skip", "queue", "allow", "replace"]
 MAX_PARAMS_BYTES = 64 * 1024
 MAX_LABELS = 16
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
@@ -94,7 +98,7 @@ class _Wire(BaseModel):
 
 
 class SubmitJob(_Wire):
-    """A job to run once: now, at `runAt`, or after `delayMs`."""
+    """A job to run once (now, at `runAt`, after `delayMs`), or a schedule that makes such jobs."""
 
     client_request_id: Key = Field(
         description="The idempotency key: one job for each, while the job is retained."
@@ -109,6 +113,40 @@ class SubmitJob(_Wire):
     )
     expires_at: Moment | None = Field(
         None, description="FAILED with the code `expired` unless an attempt has begun by then."
+    )
+    cron_expr: str | None = Field(
+        None, max_length=1024, description="Makes a schedule; up to 128 characters."
+    )
+    cron_dialect: Dialect | None = Field(None, description="Left out: as the fields tell.")
+    timezone: str | None = Field(
+        None, max_length=64, description="An IANA name, as `Europe/Berlin`; UTC by default."
+    )
+    dst_gap: DstGap | None = Field(None, description="`shift` by default.")
+    dst_fold: DstFold | None = Field(None, description="`first` by default.")
+    interval_ms: int | None = Field(
+        None, ge=1, le=MAX_DELAY_MS, strict=True, description="Makes a schedule."
+    )
+    interval_mode: Literal["fixedRate", "fixedDelay"] | None = Field(
+        None, description="`fixedRate` by default; `fixedDelay` counts from the end of a run."
+    )
+    start_at: Moment | None = Field(None, description="No fire before it.")
+    end_at: Moment | None = Field(None, description="No fire after it.")
+    max_fires: int | None = Field(None, ge=1, le=MAX_FIRES, strict=True)
+    jitter_ms: int | None = Field(
+        None, ge=0, le=86_400_000, strict=True, description="All its fires are put off by up to it."
+    )
+    misfire_policy: Literal["skip", "once", "all"] | None = Field(
+        None, description="`once` by default: what becomes of fires that nobody was there for."
+    )
+    misfire_cap: int | None = Field(None, ge=1, le=1000, strict=True, description="For `all`: 100.")
+    misfire_spacing_ms: int | None = Field(
+        None, ge=0, le=86_400_000, strict=True, description="For `all`: 0."
+    )
+    catch_up_window_ms: int | None = Field(
+        None, ge=1, le=MAX_DELAY_MS, strict=True, description="Older fires are never made up for."
+    )
+    overlap_policy: OverlapPolicy | None = Field(
+        None, description="`skip` by default: what becomes of a fire while a run goes on."
     )
     priority: int = Field(5, ge=0, le=9, strict=True, description="9 first.")
     timeout_ms: int | None = Field(None, ge=1, le=604_800_000, strict=True)
@@ -126,8 +164,15 @@ class SubmitJob(_Wire):
 
     @model_validator(mode="after")
     def _one_moment(self) -> Self:
-        if self.run_at is not None and self.delay_ms is not None:
-            raise ValueError("send runAt or delayMs, not both")
+        when = {
+            "runAt": self.run_at,
+            "delayMs": self.delay_ms,
+            "cronExpr": self.cron_expr,
+            "intervalMs": self.interval_ms,
+        }
+        sent = [name for name, value in when.items() if value is not None]
+        if len(sent) > 1:
+            raise ValueError(f"send {' or '.join(sent)}, not both")
         if self.run_at and self.expires_at and self.expires_at <= self.run_at:
             raise ValueError("expiresAt must be later than runAt")
         return self
@@ -148,6 +193,31 @@ class ChangeJob(_Wire):
         default_factory=_not_sent, description="null: no callback."
     )
     expires_at: Moment | None = Field(default_factory=_not_sent, description="null: never expires.")
+    cron_expr: str = Field(
+        default_factory=_not_sent,
+        max_length=1024,
+        description="Of a schedule, as all up to `overlapPolicy`; its next fire is found anew.",
+    )
+    cron_dialect: Dialect = Field(default_factory=_not_sent)
+    timezone: str = Field(default_factory=_not_sent, max_length=64)
+    dst_gap: DstGap = Field(default_factory=_not_sent)
+    dst_fold: DstFold = Field(default_factory=_not_sent)
+    interval_ms: int = Field(default_factory=_not_sent, ge=1, le=MAX_DELAY_MS, strict=True)
+    start_at: Moment | None = Field(default_factory=_not_sent, description="null: at once.")
+    end_at: Moment | None = Field(default_factory=_not_sent, description="null: for ever.")
+    max_fires: int | None = Field(
+        default_factory=_not_sent, ge=1, le=MAX_FIRES, strict=True, description="null: no limit."
+    )
+    jitter_ms: int | None = Field(default_factory=_not_sent, ge=0, le=86_400_000, strict=True)
+    misfire_policy: Literal["skip", "once", "all"] = Field(default_factory=_not_sent)
+    misfire_cap: int | None = Field(default_factory=_not_sent, ge=1, le=1000, strict=True)
+    misfire_spacing_ms: int | None = Field(
+        default_factory=_not_sent, ge=0, le=86_400_000, strict=True
+    )
+    catch_up_window_ms: int | None = Field(
+        default_factory=_not_sent, ge=1, le=MAX_DELAY_MS, strict=True
+    )
+    overlap_policy: OverlapPolicy = Field(default_factory=_not_sent)
     priority: int = Field(
         default_factory=_not_sent, ge=0, le=9, strict=True, description="9 first."
     )
@@ -167,11 +237,34 @@ class ChangeJob(_Wire):
         return self
 
 
+class ResumeJob(_Wire):
+    """What becomes of the fires of a schedule that passed while it was paused."""
+
+    missed: Literal["skip", "catchUp"] = Field(
+        "skip", description="`catchUp`: they are dealt with as its `misfirePolicy` says."
+    )
+
+
+class BackfillJobs(_Wire):
+    """Past fires of a schedule to run after all: from and to are included."""
+
+    from_: Moment = Field(alias="from")
+    to: Moment
+    dry_run: bool = Field(False, strict=True, description="Only tell what would be run.")
+    max_concurrent: int = Field(
+        1, ge=1, le=100, strict=True, description="Most of these runs at a time."
+    )
+
+
 class TriggerJob(_Wire):
     """What a job that is made due now is to run with; without `params` what it has."""
 
     params: Any = Field(
         default_factory=_not_sent, description="Any JSON, up to 64 KiB; replaces the job's params."
+    )
+    client_request_id: Annotated[Key, StringConstraints(max_length=120)] = Field(
+        default_factory=_not_sent,
+        description="For a schedule alone: one such id is one job, however often it is sent.",
     )
 
 
@@ -215,6 +308,31 @@ class JobWarning(_Wire):
     message: str
 
 
+class Schedule(_Wire):
+    """What a schedule was told, and how far it is."""
+
+    cron_expr: str | None
+    cron_dialect: Dialect | None
+    timezone: str | None
+    dst_gap: DstGap | None
+    dst_fold: DstFold | None
+    interval_ms: int | None
+    interval_mode: Literal["fixedRate", "fixedDelay"] | None
+    start_at: Timestamp | None
+    end_at: Timestamp | None
+    max_fires: int | None
+    jitter_ms: int | None
+    misfire_policy: Literal["skip", "once", "all"] | None
+    misfire_cap: int | None
+    misfire_spacing_ms: int | None
+    catch_up_window_ms: int | None
+    overlap_policy: OverlapPolicy | None
+    fires: int = Field(description="Runs begun by its own fires so far; `maxFires` bounds them.")
+    decided_until: Timestamp = Field(
+        description="Every fire up to then is a child, or was skipped."
+    )
+
+
 class Job(_Wire):
     """A job as it is now."""
 
@@ -233,6 +351,9 @@ class Job(_Wire):
     priority: int
     next_trigger_time: Timestamp | None
     expires_at: Timestamp | None = Field(description="When it fails unless an attempt has begun.")
+    parent_id: Int64 | None = Field(description="The schedule or group that made it.")
+    nominal_time: Timestamp | None = Field(description="The fire of its schedule that it is.")
+    schedule: Schedule | None = Field(description="null unless it is a schedule.")
     result: Any
     error: JobError | None
     progress: Progress | None = Field(description="Of the current or newest execution.")
@@ -326,6 +447,50 @@ class JobList(_Wire):
     """A page of jobs, newest first. It may be short, even empty, while `nextCursor` is set."""
 
     items: list[ListedJob]
+    next_cursor: str | None
+
+
+class Skipped(_Wire):
+    """Consecutive fires of a schedule that did not run, and why."""
+
+    from_: Timestamp = Field(alias="from")
+    to: Timestamp
+    count: Int64
+    reason: Literal[
+        "misfire_skip", "misfire_once", "over_cap", "outside_window", "paused", "overlap"
+    ]
+
+
+class SkippedList(_Wire):
+    """A page of what did not run, latest first."""
+
+    items: list[Skipped]
+    next_cursor: str | None
+
+
+class Backfill(_Wire):
+    """A backfill: how much of it is spawned. A dry run has no id and stores nothing."""
+
+    backfill_id: Int64 | None
+    schedule_id: Int64
+    status: Literal["DRY_RUN", "OPEN", "DONE", "STOPPED"]
+    from_: Timestamp = Field(alias="from")
+    to: Timestamp
+    max_concurrent: int
+    total: int | None = Field(description="Nominal times in the range; null in a list.")
+    existing: int | None = Field(description="Those that had a child then; null in a list.")
+    spawned: int = Field(description="Jobs made of it so far.")
+    nominal_times: list[Timestamp] | None = Field(
+        description="In a dry run: what would be run, in order."
+    )
+    created_at: Timestamp | None
+    ended_at: Timestamp | None
+
+
+class BackfillList(_Wire):
+    """A page of backfills, newest first."""
+
+    items: list[Backfill]
     next_cursor: str | None
 
 

@@ -18,13 +18,14 @@ from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.check_params import refused_params
 from app.jobs.digest import differing_fields, request_digest
+from app.jobs.schedule_fields import schedule_of
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
 from app.jobs.views import job_view
 from app.lifecycle.moves.submit import NewJob, find_by_request, insert_jobs
-from app.lifecycle.reads import JobRecord, ensure_queue, read_job
+from app.lifecycle.reads import JobRecord, ensure_queue, read_job, read_schedules
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
 from app.lifecycle.token import new_token
-from app.plumbing.bus import WAKE
+from app.plumbing.bus import FIRE, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.json_text import Unencodable, plain_json
@@ -68,6 +69,8 @@ class Submitter:
     ) -> None:
         self._database = ground.database
         self._bus = ground.bus
+        self._clock = ground.clock
+        self._min_interval_ms = ground.settings.min_interval_ms
         self._fleet = fleet
         self._metrics = ground.metrics
         self._queues: dict[tuple[int, str, str], int] = {}
@@ -117,7 +120,8 @@ class Submitter:
             self._metrics.accepted.inc()
             log.debug("job_accepted", job_id=row["id"], job_handler=new.job_handler)
             warnings = await self._warnings(new.job_handler)
-            return Submitted(job_view(JobRecord(row, (), new.params, {}), warnings), created=True)
+            record = await self._record(row, new)
+            return Submitted(job_view(record, warnings), created=True)
         self._metrics.repeated.inc()
         return await self._repeated(caller, new, row)
 
@@ -145,7 +149,14 @@ class Submitter:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
             raise invalid(str(error), "/labels") from None
-        refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
+        schedule, refusal = schedule_of(
+            request,
+            caller.tenant_id,
+            now_ms=int(self._clock.now_ms()),
+            min_interval_ms=self._min_interval_ms,
+        )
+        if refusal is None:
+            refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
         queue_id = 0
         if refusal is None:
             queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
@@ -168,6 +179,7 @@ class Submitter:
             expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
             params=params,
             labels=request.labels,
+            schedule=schedule,
         )
         return Checked(new, refusal)
 
@@ -198,8 +210,10 @@ class Submitter:
         found = await self._database.write(insert)
         rows = [found[(job.tenant_id, job.client_request_id)] for job in jobs]
         earliest: dict[tuple[int, int], int] = {}
+        if any(job.schedule is not None for job in jobs):
+            self._bus.publish(FIRE, [])
         for job, row in zip(jobs, rows, strict=True):
-            if row["submit_token"] == job.submit_token:
+            if row["submit_token"] == job.submit_token and job.schedule is None:
                 place = (row["queue_id"], row["priority"])
                 due = row["next_trigger_time"]
                 earliest[place] = min(due, earliest.get(place, due))
@@ -253,7 +267,18 @@ class Submitter:
             )
         )
         # Retention may have taken an old job between the two statements.
-        return Submitted(job_view(record or JobRecord(row, (), new.params, {})), created=False)
+        if record is None:
+            record = await self._record(row, new)
+        return Submitted(job_view(record), created=False)
+
+    async def _record(self, row: RowMapping, new: NewJob) -> JobRecord:
+        schedule = None
+        if new.schedule is not None:
+            found = await self._database.read(
+                lambda connection: read_schedules(connection, [row["id"]])
+            )
+            schedule = found.get(row["id"])
+        return JobRecord(row, (), new.params, {}, schedule=schedule)
 
 
 def params_text(params: Any) -> str | None:

@@ -8,13 +8,18 @@ from dataclasses import replace
 from typing import Final
 
 import structlog
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.dispatch.lock import DispatchLock
+from app.edge.problems import Problem
 from app.ground import Ground
 from app.jobs.announce import announce
 from app.jobs.bulk import scope_of
 from app.jobs.bulk_schemas import BulkFilter
+from app.jobs.schedule_verbs import ScheduleVerbs
 from app.lifecycle.lists import Matching, next_matching
+from app.lifecycle.moves.guard import Asked, Changed
 from app.lifecycle.moves.sweep import Swept, sweep
 from app.lifecycle.operations import (
     Operation,
@@ -51,6 +56,7 @@ class Sweeper:
         self._database = ground.database
         self._metrics = ground.metrics
         self._lock = lock
+        self._schedules = ScheduleVerbs(ground)
         self._keep_ms = int(ground.settings.retention_days * DAY_MS)
         self._pruned_at = float("-inf")
         self._asked = asyncio.Event()
@@ -149,18 +155,26 @@ class Sweeper:
             return await self._write(operation, found, term, token)
         except DatabaseUnavailable:
             raise
-        except Exception:
+        except Exception as error:
             if len(found.turns) != 1:
                 first = found.turns[0] if found.turns else None
                 if first is None:
                     raise
                 alone = Matching([first], first)
                 return await self._sweep(operation, alone, term)
+            if isinstance(error, Problem):
+                return await self._write(operation, found, term, token, broken=error.code)
             log.exception("bulk_job_fault", job_id=found.turns[0][1], action=operation.action)
-            return await self._write(operation, found, term, token, broken=True)
+            return await self._write(operation, found, term, token, broken="internal_error")
 
     async def _write(
-        self, operation: Operation, found: Matching, term: int, token: str, *, broken: bool = False
+        self,
+        operation: Operation,
+        found: Matching,
+        term: int,
+        token: str,
+        *,
+        broken: str | None = None,
     ) -> Swept | None:
         return await self._database.write(
             lambda connection: sweep(
@@ -170,9 +184,15 @@ class Sweeper:
                 found,
                 term=term,
                 token=token,
+                resume_schedule=self._resume_schedule,
                 broken=broken,
             )
         )
+
+    async def _resume_schedule(
+        self, connection: AsyncConnection, job: RowMapping, asked: Asked
+    ) -> Changed:
+        return await self._schedules.resume(connection, job, asked, "skip")
 
     async def _fail(self, operation: Operation, error: Exception) -> None:
         ended = await self._database.write(

@@ -9,6 +9,7 @@ import orjson
 from sqlalchemy import RowMapping
 
 from app.fleet.live import HandlerOffer
+from app.lifecycle.moves.backfill import WORDS
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
 from app.lifecycle.run_logs import KeptLine
@@ -25,6 +26,11 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
     if status is JobStatus.SUCCEEDED:
         result = _fragment(record.results.get(job["execution_id"]))
     waits = status not in TERMINAL_JOBS and status is not JobStatus.RUNNING
+    schedule = record.schedule
+    if schedule is not None and schedule["end_at"] is not None and job["next_trigger_time"]:
+        waits = waits and job["next_trigger_time"] <= schedule["end_at"] + (
+            schedule["jitter_ms"] or 0
+        )
     return {
         "jobId": job["id"],
         "clientRequestId": job["client_request_id"],
@@ -41,6 +47,9 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         "priority": job["priority"],
         "nextTriggerTime": _time(job["next_trigger_time"]) if waits else None,
         "expiresAt": _time(job["expires_at"]),
+        "parentId": job["parent_id"],
+        "nominalTime": _time(job["nominal_time"]),
+        "schedule": None if schedule is None else schedule_view(schedule),
         "result": result,
         "error": _error(job["error_code"], job["error_message"]),
         "progress": _progress(record.executions[0] if record.executions else record.current),
@@ -53,18 +62,76 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
     }
 
 
+def schedule_view(row: RowMapping) -> dict[str, Any]:
+    """Show what makes a job a schedule, by the names that it was submitted with."""
+    return {
+        "cronExpr": row["cron_expr"],
+        "cronDialect": row["cron_dialect"],
+        "timezone": row["timezone"],
+        "dstGap": row["dst_gap"],
+        "dstFold": row["dst_fold"],
+        "intervalMs": row["interval_ms"],
+        "intervalMode": row["interval_mode"],
+        "startAt": _time(row["start_at"]),
+        "endAt": _time(row["end_at"]),
+        "maxFires": row["max_fires"],
+        "jitterMs": row["jitter_ms"],
+        "misfirePolicy": row["misfire_policy"],
+        "misfireCap": row["misfire_cap"],
+        "misfireSpacingMs": row["misfire_spacing_ms"],
+        "catchUpWindowMs": row["catch_up_ms"],
+        "overlapPolicy": None if row["interval_mode"] == "fixedDelay" else row["overlap_policy"],
+        "fires": row["fires"],
+        "decidedUntil": _time(row["trigger_ts"]),
+    }
+
+
+def skip_view(row: RowMapping) -> dict[str, Any]:
+    """Show consecutive fires that did not run."""
+    return {
+        "from": _time(row["from_time"]),
+        "to": _time(row["to_time"]),
+        "count": row["count"],
+        "reason": row["reason"],
+    }
+
+
+def backfill_view(row: RowMapping) -> dict[str, Any]:
+    """Show a stored backfill."""
+    return {
+        "backfillId": row["id"],
+        "scheduleId": row["schedule_id"],
+        "status": WORDS[row["status"]],
+        "from": _time(row["from_time"]),
+        "to": _time(row["to_time"]),
+        "maxConcurrent": row["max_concurrent"],
+        "total": None,
+        "existing": None,
+        "spawned": row["spawned"],
+        "nominalTimes": None,
+        "createdAt": _time(row["created_at"]),
+        "endedAt": _time(row["ended_at"]),
+    }
+
+
 def listed_job_view(
     job: RowMapping,
     results: Mapping[str, str],
     long_results: frozenset[str],
     current: Mapping[str, RowMapping],
+    schedule: RowMapping | None = None,
 ) -> dict[str, Any]:
     """Show a job in a list: without executions, and naming the long bodies that are left out."""
     omitted = ["params"] if job["params_in_payload"] else []
     if job["status"] == JobStatus.SUCCEEDED and job["execution_id"] in long_results:
         omitted.append("result")
     record = JobRecord(
-        job, (), job["params"], dict(results), current.get(job["execution_id"] or "")
+        job,
+        (),
+        job["params"],
+        dict(results),
+        current=current.get(job["execution_id"] or ""),
+        schedule=schedule,
     )
     return job_view(record) | {"omitted": omitted}
 

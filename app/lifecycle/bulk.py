@@ -60,17 +60,26 @@ def insert_from_rows(
     columns: Mapping[str, ColumnType],
     values: Mapping[str, str],
     keep_first: str,
+    join: str = "",
 ) -> TextClause:
     """Build `INSERT INTO table (...) SELECT ... FROM rows AS v` with the parameter `:rows`.
 
     `columns` names the fields of each row and their SQL types; `values` gives for each column
-    of the table its expression over `v.v_<field>`. Rows whose key is taken change nothing.
+    of the table its expression over `v.v_<field>`, and over what `join` adds to the rows. Rows
+    whose key is taken change nothing.
     """
     # SQLite takes ON CONFLICT for a join condition unless the SELECT has a WHERE.
     return text(
         f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} "
-        f"FROM {_rows(columns, sqlite=sqlite)} AS v WHERE 1 = 1 {keep_first}"
+        f"FROM {_rows(columns, sqlite=sqlite)} AS v {join} WHERE 1 = 1 {keep_first}"
     )
+
+
+def select_by_rows(
+    *, sqlite: bool, columns: Mapping[str, ColumnType], select: str, join: str
+) -> TextClause:
+    """Build `SELECT select FROM rows AS v join` with the parameter `:rows`."""
+    return text(f"SELECT {select} FROM {_rows(columns, sqlite=sqlite)} AS v {join}")
 
 
 def _rows(columns: Mapping[str, ColumnType], *, sqlite: bool) -> str:

@@ -19,8 +19,8 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.reads import JOB_COLUMNS, results_of
-from app.lifecycle.states import TERMINAL_JOBS, JobStatus, in_list
+from app.lifecycle.reads import JOB_COLUMNS, read_schedules, results_of
+from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
 WALK_ROWS: Final = 5000
@@ -78,6 +78,7 @@ class JobPage:
     long_results: frozenset[str]
     before: Place | None
     current: Mapping[str, RowMapping]
+    schedules: Mapping[int, RowMapping]
 
 
 async def list_jobs(
@@ -99,7 +100,7 @@ async def list_jobs(
         low, high = await id_range(connection, wanted, before if isinstance(before, int) else None)
         jobs, onward = await lister.by_id(low, high)
     results, long, current = await _current(connection, jobs)
-    return JobPage(jobs, results, long, onward, current)
+    return JobPage(jobs, results, long, onward, current, await _schedules(connection, jobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,8 @@ class _Lister:
                 return []
             if len(queues) > MOST_QUEUES:
                 return None
-            condition += f" AND queue_id IN ({', '.join(queues)})"
+            # Schedules of all handlers lie in the queue 0; the handler is looked at again.
+            condition += f" AND queue_id IN (0, {', '.join(queues)})"
         rows = await self._connection.exec_driver_sql(
             f"SELECT id FROM job_info {self._claim}WHERE {condition} LIMIT {FEW + 1}"
         )
@@ -464,6 +466,32 @@ async def _current(
     return results_of(ended, {}), long, {row["execution_id"]: row for row in rows}
 
 
+async def _schedules(
+    connection: AsyncConnection, jobs: Sequence[RowMapping]
+) -> dict[int, RowMapping]:
+    """Return what makes those jobs of a page schedules that are: no statement if none is."""
+    return await read_schedules(
+        connection, [job["id"] for job in jobs if job["kind"] == JobKind.SCHEDULE]
+    )
+
+
+_SKIPS: Final = (
+    "SELECT from_time, to_time, count, reason FROM schedule_skip WHERE schedule_id = :schedule "
+)
+
+
+async def list_skips(
+    connection: AsyncConnection, schedule_id: int, *, before: int | None, limit: int
+) -> Sequence[RowMapping]:
+    """Return what did not run of a schedule, latest first, by the unique key."""
+    older = "" if before is None else "AND from_time < :before "
+    rows = await connection.execute(
+        text(f"{_SKIPS}{older}ORDER BY from_time DESC LIMIT :limit"),
+        {"schedule": schedule_id, "limit": limit} | ({} if before is None else {"before": before}),
+    )
+    return rows.mappings().all()
+
+
 async def list_children(
     connection: AsyncConnection,
     parent_id: int,
@@ -488,7 +516,7 @@ async def list_children(
         if len(rows) <= limit:
             found = await connection.execute(
                 text(
-                    f"SELECT {JOB_COLUMNS}, nominal_time, shard_index, child_key FROM job_info "
+                    f"SELECT {JOB_COLUMNS}, shard_index, child_key FROM job_info "
                     f"WHERE parent_id = :parent AND {one} AND tenant_id = :tenant ORDER BY "
                     "nominal_time DESC, shard_index DESC, child_key DESC LIMIT :limit"
                 ),
@@ -500,4 +528,5 @@ async def list_children(
         last = page[-1]
         onward = (last["nominal_time"], last["shard_index"], last["child_key"])
     results, long, current = await _current(connection, page)
-    return JobPage(page, results, long, None, current), onward
+    schedules = await _schedules(connection, page)
+    return JobPage(page, results, long, None, current, schedules), onward

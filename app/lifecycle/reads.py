@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.states import TERMINAL_JOBS, JobStatus, in_list
+from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
 JOB_COLUMNS: Final = (
@@ -17,7 +17,12 @@ JOB_COLUMNS: Final = (
     "job_handler, queue_id, status, priority, next_trigger_time, trigger_ts, owner_worker_id, "
     "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
     "callback_url, params, params_in_payload, error_code, error_message, version, revision, "
-    "created_at, updated_at, finished_at, expires_at"
+    "created_at, updated_at, finished_at, expires_at, nominal_time"
+)
+SCHEDULE_COLUMNS: Final = (
+    "id, cron_expr, cron_dialect, timezone, dst_gap, dst_fold, interval_ms, interval_mode, "
+    "start_at, end_at, max_fires, jitter_ms, misfire_policy, misfire_cap, misfire_spacing_ms, "
+    "catch_up_ms, overlap_policy, fires, trigger_ts"
 )
 EXECUTION_COLUMNS: Final = (
     "id, execution_id, job_id, attempt, trigger_ts, worker_id, term, status, claimed_at, "
@@ -42,6 +47,8 @@ class JobRecord:
     """Result of each execution that has one, by execution id."""
     current: RowMapping | None = None
     """The current execution, where `executions` are left out."""
+    schedule: RowMapping | None = None
+    """What makes it a schedule, if it is one: `SCHEDULE_COLUMNS`."""
 
 
 async def read_handler(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> str | None:
@@ -75,7 +82,25 @@ async def read_job(
         newest = await read_executions(connection, job_id, before=None, limit=executions)
     bodies = await _bodies(connection, [job], newest)
     params = bodies.get((job_id, "params"), job["params"])
-    return JobRecord(job, tuple(newest), params, results_of(newest, bodies))
+    schedule = None
+    if job["kind"] == JobKind.SCHEDULE:
+        schedule = (await read_schedules(connection, [job_id])).get(job_id)
+    return JobRecord(job, tuple(newest), params, results_of(newest, bodies), schedule=schedule)
+
+
+_SCHEDULES: Final = text(f"SELECT {SCHEDULE_COLUMNS} FROM job_info WHERE id IN :ids").bindparams(
+    bindparam("ids", expanding=True)
+)
+
+
+async def read_schedules(
+    connection: AsyncConnection, job_ids: Sequence[int]
+) -> dict[int, RowMapping]:
+    """Return what makes each of these jobs a schedule, by id."""
+    if not job_ids:
+        return {}
+    rows = await connection.execute(_SCHEDULES, {"ids": list(job_ids)})
+    return {row["id"]: row for row in rows.mappings()}
 
 
 async def job_exists(connection: AsyncConnection, job_id: int, *, tenant_id: int) -> bool:
@@ -85,6 +110,18 @@ async def job_exists(connection: AsyncConnection, job_id: int, *, tenant_id: int
         {"id": job_id, "tenant": tenant_id},
     )
     return found.one_or_none() is not None
+
+
+async def live_children(connection: AsyncConnection, schedule_id: int) -> list[int]:
+    """Return the children of a schedule that have not ended, those that wait first."""
+    rows = await connection.execute(
+        text(
+            "SELECT child_id FROM schedule_live WHERE schedule_id = :schedule "
+            "ORDER BY waits DESC, child_id DESC"
+        ),
+        {"schedule": schedule_id},
+    )
+    return [row.child_id for row in rows]
 
 
 async def read_executions(

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 5
+SCHEMA_REVISION: Final = 6
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -116,6 +116,12 @@ job_info = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("finished_at", BigInteger),
     Column("expires_at", BigInteger, comment="fails unless an attempt has begun by then"),
+    Column("child_queue_id", BigInteger, comment="the queue of what a schedule spawns"),
+    Column("anchor_at", BigInteger, comment="from when a fixed rate is counted"),
+    Column("misfire_cap", Integer),
+    Column("misfire_spacing_ms", BigInteger),
+    Column("skip_from", BigInteger, comment="the ledger row that the last fire lies in"),
+    Column("skip_reason", String(32)),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
@@ -346,6 +352,38 @@ schedule_skip = Table(
     Column("count", BigInteger, nullable=False),
     Column("reason", String(32), nullable=False),
     UniqueConstraint("schedule_id", "from_time"),
+    **_OPTIONS,
+)
+
+schedule_live = Table(
+    "schedule_live",
+    metadata,
+    Column("schedule_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("child_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("waits", SmallInteger, nullable=False, comment="1 while BLOCKED"),
+    Column("backfill_id", BigInteger, nullable=False, comment="0 for its own fires"),
+    Index("ix_schedule_live_waits", "waits", "schedule_id"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""The children of a schedule that may not have ended; rows of those that have leave later."""
+
+schedule_backfill = Table(
+    "schedule_backfill",
+    metadata,
+    _key(),
+    Column("schedule_id", BigInteger, nullable=False),
+    Column("token", String(32), nullable=False),
+    Column("status", SmallInteger, nullable=False, comment="0 open, 1 done, 2 stopped"),
+    Column("cursor_time", BigInteger, nullable=False, comment="done up to here"),
+    Column("from_time", BigInteger, nullable=False),
+    Column("to_time", BigInteger, nullable=False),
+    Column("max_concurrent", Integer, nullable=False),
+    Column("spawned", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    UniqueConstraint("token"),
+    Index("ix_schedule_backfill_open", "status", "id"),
+    Index("ix_schedule_backfill_of", "schedule_id", "id"),
     **_OPTIONS,
 )
 

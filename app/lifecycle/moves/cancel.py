@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.follow import NOTHING, follow_ends
 from app.lifecycle.moves.guard import (
     Asked,
     Changed,
@@ -23,7 +24,7 @@ from app.lifecycle.moves.guard import (
 )
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.release import note_stopping
-from app.lifecycle.states import OPEN_EXECUTIONS, ExecutionStatus, JobStatus, in_list
+from app.lifecycle.states import OPEN_EXECUTIONS, ExecutionStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
 CODE: Final = "cancelled"
@@ -38,9 +39,16 @@ _STARTED: Final = text("SELECT started_at FROM job_log WHERE execution_id = :exe
 
 
 async def cancel_job(
-    connection: AsyncConnection, database: Database, asked: Asked
+    connection: AsyncConnection,
+    database: Database,
+    asked: Asked,
+    *,
+    message: str = MESSAGE,
 ) -> Changed | NotPossible | Unknown:
-    """End a job as CANCELLED; one that is so already stays as it is."""
+    """End a job as CANCELLED; one that is so already stays as it is.
+
+    A schedule owes no callback: its `callbackUrl` is that of its children.
+    """
     job = await lock_job(connection, database, asked, "cancel")
     if not isinstance(job, RowMapping):
         return job
@@ -48,14 +56,16 @@ async def cancel_job(
     running = job["status"] == JobStatus.RUNNING and job["execution_id"] is not None
     changes = {
         "error_code": CODE,
-        "error_message": MESSAGE,
+        "error_message": message,
         "finished_at": now,
         "owner_worker_id": None,
     }
     if running:
         changes["stopping_execution_id"] = job["execution_id"]
     await move_job(connection, job, asked, target_of("cancel", job), changes)
-    stopped = await _end_run(connection, database, job) if running else None
+    if job["kind"] == JobKind.SCHEDULE:
+        return Changed(job["queue_id"], job["priority"])
+    stopped = await _end_run(connection, database, job, message) if running else None
     callback = callback_row(
         job,
         JobStatus.CANCELLED,
@@ -64,22 +74,31 @@ async def cancel_job(
         started_at=await _started_at(connection, job) if running else None,
         finished_at=now,
         error_code=CODE,
-        error_message=MESSAGE,
+        error_message=message,
         now=now,
     )
     await insert_callbacks(connection, [] if callback is None else [callback])
-    return Changed(job["queue_id"], job["priority"], stopped=stopped, owed=callback is not None)
+    followed = NOTHING
+    if job["parent_id"] is not None:
+        followed = await follow_ends(connection, [job["id"]])
+    return Changed(
+        job["queue_id"],
+        job["priority"],
+        stopped=stopped,
+        owed=callback is not None,
+        followed=followed,
+    )
 
 
 async def _end_run(
-    connection: AsyncConnection, database: Database, job: RowMapping
+    connection: AsyncConnection, database: Database, job: RowMapping, message: str
 ) -> tuple[str, str]:
     await connection.execute(
         _END_LOG,
         {
             "now": job["now_ms"],
             "code": CODE,
-            "message": MESSAGE,
+            "message": message,
             "execution": job["execution_id"],
         },
     )

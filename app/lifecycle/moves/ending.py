@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from app.lifecycle.moves.follow import NOTHING, Followed
 from app.lifecycle.states import ExecutionStatus, JobStatus
 
 
@@ -57,7 +58,10 @@ class OwedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The outcome of settling one ending; `job_status` is the job's status afterwards."""
+    """The outcome of settling one ending; `job_status` is the job's status afterwards.
+
+    `followed`, of the first of a batch, is what the ends of all its children brought about.
+    """
 
     kind: Settled
     job_id: int
@@ -68,3 +72,4 @@ class Settlement:
     handler: str = ""
     run_ms: int | None = None
     delivery: OwedDelivery | None = None
+    followed: Followed = NOTHING

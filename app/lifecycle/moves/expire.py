@@ -13,6 +13,7 @@ from typing import Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.follow import NOTHING, Followed, follow_ends
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.submit import insert_expiries
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list, sources
@@ -33,9 +34,9 @@ _LOOKS: Final = {
 }
 _LOCK: Final = {
     sqlite: text(
-        "SELECT id, tenant_id, client_request_id, kind, job_name, status, attempt, execution_id, "
-        f"trigger_ts, next_trigger_time, callback_url, expires_at FROM job_info {hint}"
-        f"WHERE id IN :ids ORDER BY id{lock}"
+        "SELECT id, tenant_id, client_request_id, parent_id, kind, job_name, status, attempt, "
+        "execution_id, trigger_ts, next_trigger_time, callback_url, expires_at "
+        f"FROM job_info {hint}WHERE id IN :ids ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
         (True, "", ""),
@@ -60,6 +61,7 @@ class Expired:
     job_ids: list[int]
     owed: bool
     more: bool
+    followed: Followed = NOTHING
 
 
 async def is_expiry_due(connection: AsyncConnection, database: Database) -> bool:
@@ -90,10 +92,12 @@ async def expire_jobs(connection: AsyncConnection, database: Database, *, limit:
     await connection.execute(
         _LOOKED, [{"look_at": look["look_at"], "job_id": look["job_id"]} for look in looks]
     )
+    children = [job["id"] for job in over if job["parent_id"] is not None]
     return Expired(
         [job["id"] for job in over],
         owed=any(job["callback_url"] is not None for job in over),
         more=len(looks) == limit,
+        followed=await follow_ends(connection, children),
     )
 
 

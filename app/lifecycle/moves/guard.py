@@ -6,13 +6,14 @@ row, and tells its own move from others'.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.follow import NOTHING, Followed
 from app.lifecycle.states import JobKind, JobStatus, possible_verbs, verb_target
 from app.plumbing.database import NOW_MS, Database
 
@@ -30,7 +31,8 @@ class Asked:
 class Changed:
     """The job is as the caller asked. `due_ms` is set if it waits to be claimed.
 
-    `stopped` is the (worker, execution) that is to be stopped, `owed` tells of a callback.
+    `stopped` is the (worker, execution) that is to be stopped, `owed` tells of a callback,
+    `followed` is what the end of a schedule's child brought about.
     """
 
     queue_id: int
@@ -39,6 +41,7 @@ class Changed:
     stopped: tuple[str, str] | None = None
     owed: bool = False
     repeated: bool = False
+    followed: Followed = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,22 @@ class TooFew:
     """So many attempts have begun: a `maxRetry` below that would be broken already."""
 
     attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrongKind:
+    """These fields are for jobs of another kind."""
+
+    fields: tuple[str, ...]
+
+
+OfSchedule = Callable[[AsyncConnection, RowMapping], Awaitable[Changed | NotPossible | Unknown]]
+"""What a verb does to a schedule whose row is locked and whose state allows it."""
+
+
+async def tasks_alone(_connection: AsyncConnection, job: RowMapping) -> Changed:
+    """Stand for what a verb does to a schedule where its caller knows that it has tasks alone."""
+    raise RuntimeError(f"job {job['id']} is a schedule")
 
 
 _LOCK: Final = {

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.submit import forget_expiries
-from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, in_list
+from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, in_list
 from app.plumbing.database import Database
 
 
@@ -21,7 +21,7 @@ class Pruned(NamedTuple):
 
 
 _WALK: Final = text(
-    "SELECT id, root_id, status, finished_at, created_at, expires_at FROM job_info "
+    "SELECT id, root_id, kind, status, finished_at, created_at, expires_at FROM job_info "
     "WHERE id > :cursor ORDER BY id LIMIT :limit"
 )
 # A retry or a redelivery locks the job first too: what it holds is left for the next pass.
@@ -50,6 +50,12 @@ _DELETES: Final = tuple(
         ("job_payload", "job_id"),
         ("job_label", "job_id"),
     )
+)
+_DELETES_OF_SCHEDULES: Final = tuple(
+    text(f"DELETE FROM {table} WHERE schedule_id IN :ids").bindparams(
+        bindparam("ids", expanding=True)
+    )
+    for table in ("schedule_skip", "schedule_live", "schedule_backfill")
 )
 _EXECUTIONS: Final = text("SELECT id, job_id FROM job_log WHERE job_id IN :ids").bindparams(
     bindparam("ids", expanding=True)
@@ -113,12 +119,42 @@ async def prune_batch(
         await forget_expiries(
             connection, [(expiry_of[job_id], job_id) for job_id in fit if job_id in expiry_of]
         )
+        kinds = {row.id: row.kind for row in rows}
+        schedules = [job_id for job_id in fit if kinds[job_id] == JobKind.SCHEDULE]
+        for statement in _DELETES_OF_SCHEDULES if schedules else ():
+            await connection.execute(statement, {"ids": schedules})
     if len(fit) < len(leaving):
         return Pruned(cursor=fit[-1], deleted=len(fit), more=True)
     return Pruned(
         cursor=rows[-1].id if rows else cursor,
         deleted=len(fit),
         more=len(rows) == limit and len(old) == len(rows),
+    )
+
+
+_WALK_SKIPS: Final = text(
+    "SELECT id, from_time, to_time FROM schedule_skip WHERE id > :cursor ORDER BY id LIMIT :limit"
+)
+_DELETE_SKIPS: Final = text(
+    "DELETE FROM schedule_skip WHERE id IN :ids AND to_time < :before"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def prune_skips(
+    connection: AsyncConnection, *, cursor: int, before_ms: int, limit: int
+) -> Pruned:
+    """Delete those of the next `limit` rows of the schedules' ledger that lie before `before_ms`.
+
+    Their ids grow with the time they were written, so the walk ends where all are newer.
+    """
+    rows = (await connection.execute(_WALK_SKIPS, {"cursor": cursor, "limit": limit})).all()
+    old = [row.id for row in rows if row.to_time < before_ms]
+    if old:
+        await connection.execute(_DELETE_SKIPS, {"ids": old, "before": before_ms})
+    return Pruned(
+        cursor=rows[-1].id if rows else cursor,
+        deleted=len(old),
+        more=len(rows) == limit and any(row.from_time < before_ms for row in rows),
     )
 
 

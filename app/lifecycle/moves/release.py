@@ -14,6 +14,7 @@ from typing import Any, Final
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.follow import follow_ends
 from app.plumbing.database import Database
 
 
@@ -29,11 +30,15 @@ class StoppingRun:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A job that may be claimed again; `due_ms` is None when it does not wait for that."""
+    """A job that may be claimed again; `due_ms` is None when it does not wait for that.
+
+    One that `stood_behind` was not stopping itself: it waited for the end of another's run.
+    """
 
     queue_id: int
     priority: int
     due_ms: int | None
+    stood_behind: bool = False
 
 
 async def note_stopping(
@@ -82,10 +87,15 @@ async def release_stopped(connection: AsyncConnection, executions: Sequence[str]
             row = (
                 await connection.execute(
                     text(
-                        "SELECT queue_id, priority, next_trigger_time FROM job_info WHERE id = :id"
+                        "SELECT queue_id, priority, next_trigger_time, parent_id FROM job_info "
+                        "WHERE id = :id"
                     ),
                     {"id": job_id},
                 )
             ).one()
-            released.append(Released(*row))
+            released.append(Released(row.queue_id, row.priority, row.next_trigger_time))
+            if row.parent_id is not None:
+                # A child that was replaced by a later fire: that one was waiting for this.
+                followed = await follow_ends(connection, [job_id])
+                released += [Released(*one, stood_behind=True) for one in followed.claimable]
     return released

@@ -13,12 +13,15 @@ from app.lifecycle.moves.guard import (
     Asked,
     Changed,
     NotPossible,
+    OfSchedule,
     Stale,
     TooFew,
     Unknown,
+    WrongKind,
     lock_job,
     move_job,
     target_of,
+    tasks_alone,
 )
 from app.lifecycle.moves.submit import (
     PARAMS_SLOT,
@@ -26,7 +29,7 @@ from app.lifecycle.moves.submit import (
     insert_expiries,
     insert_payloads,
 )
-from app.lifecycle.states import JobStatus
+from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
 from app.plumbing.database import Database
 
@@ -34,6 +37,8 @@ from app.plumbing.database import Database
 @dataclass(frozen=True, slots=True)
 class NewValues:
     """What changes. `columns` are plain ones of `job_info`; `params` is JSON text or None.
+
+    `of_schedules` names the fields that only a schedule has.
 
     `due_ms` is absolute, `delay_ms` counts from the commit.
     """
@@ -43,6 +48,7 @@ class NewValues:
     delay_ms: int | None = None
     new_params: bool = False
     params: str | None = None
+    of_schedules: tuple[str, ...] = ()
 
 
 _FORGET_PARAMS: Final = text("DELETE FROM job_payload WHERE job_id = :job AND slot = :slot")
@@ -55,13 +61,18 @@ async def revise_job(
     values: NewValues,
     *,
     revisions: frozenset[int] | None,
-) -> Changed | NotPossible | Unknown | Stale | TooFew:
+    revise_schedule: OfSchedule = tasks_alone,
+) -> Changed | NotPossible | Unknown | Stale | TooFew | WrongKind:
     """Change a job if it still has one of the revisions (None: whatever it has)."""
     job = await lock_job(connection, database, asked, "change")
     if not isinstance(job, RowMapping):
         return job
     if revisions is not None and job["revision"] not in revisions:
         return Stale(job["revision"])
+    if job["kind"] == JobKind.SCHEDULE:
+        return await revise_schedule(connection, job)
+    if values.of_schedules:
+        return WrongKind(values.of_schedules)
     if values.columns.get("max_retry", job["attempt"]) < job["attempt"]:
         return TooFew(job["attempt"])
     due = job["next_trigger_time"]

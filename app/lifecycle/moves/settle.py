@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from sqlalchemy import RowMapping, bindparam, text
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import rows_json, update_from_rows
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
+from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.release import note_stopping, release_stopped
 from app.lifecycle.moves.submit import insert_payloads
@@ -156,8 +158,11 @@ async def settle(
         batch.settle(ending, jobs.get(ending.job_id), logs.get(ending.execution_id))
         for ending in endings
     ]
-    await batch.write(connection, database)
-    return await _with_open_deliveries(connection, endings, settled)
+    followed = await batch.write(connection, database)
+    settled = await _with_open_deliveries(connection, endings, settled)
+    if followed is not NOTHING:
+        settled[0] = replace(settled[0], followed=followed)
+    return settled
 
 
 class _Batch:
@@ -174,6 +179,7 @@ class _Batch:
         self._payloads: list[dict[str, Any]] = []
         self._callbacks: list[dict[str, Any]] = []
         self._over: set[str] = set()
+        self._ended_children: list[int] = []
 
     def settle(self, ending: Ending, job: RowMapping | None, log: RowMapping | None) -> Settlement:
         if job is None or log is None or log["job_id"] != job["id"]:
@@ -233,6 +239,8 @@ class _Batch:
                 "finished": times["finished"] if ended else None,
             }
         )
+        if ended and job["parent_id"] is not None:
+            self._ended_children.append(job["id"])
         self._end_log(ending, job, log, times)
         delivery = self._owe_callback(ending, job, next_status, times) if ended else None
         return Settlement(
@@ -305,8 +313,8 @@ class _Batch:
             None if owner is None else OwedDelivery(row["delivery_id"], 1, row["url"], row["body"])
         )
 
-    async def write(self, connection: AsyncConnection, database: Database) -> None:
-        """Write everything that was decided, in primary-key order."""
+    async def write(self, connection: AsyncConnection, database: Database) -> Followed:
+        """Write everything that was decided, in primary-key order; return what it brought about."""
         sqlite = database.is_sqlite
         if self._jobs:
             moved = await connection.execute(
@@ -318,12 +326,22 @@ class _Batch:
         await insert_payloads(connection, database, self._payloads)
         await note_stopping(connection, database, self._stopping)
         await insert_callbacks(connection, self._callbacks)
+        followed = NOTHING
         if self._over:
-            await release_stopped(connection, sorted(self._over))
+            released = await release_stopped(connection, sorted(self._over))
+            freed = [
+                Claimable(one.queue_id, one.priority, one.due_ms)
+                for one in released
+                if one.stood_behind and one.due_ms is not None
+            ]
+            followed = Followed(tuple(freed)) if freed else NOTHING
         if self._stale:
             await connection.execute(
                 _MARK_STALE[sqlite], {"rows": _by_id(self._stale), "now": self._now}
             )
+        if self._ended_children:
+            followed += await follow_ends(connection, self._ended_children)
+        return followed
 
 
 def _by_id(rows: list[dict[str, Any]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, bindparam, text
@@ -19,8 +19,36 @@ PARAMS_SLOT: Final = "params"
 
 
 @dataclass(frozen=True, slots=True)
+class NewSchedule:
+    """What makes a job a schedule. Times are epoch ms, and None is what does not apply to it.
+
+    `cursor_ms` is the moment after which its fires count, `first_ms` the first of them.
+    """
+
+    cursor_ms: int
+    first_ms: int | None
+    cron_expr: str | None = None
+    cron_dialect: str | None = None
+    timezone: str | None = None
+    dst_gap: str | None = None
+    dst_fold: str | None = None
+    interval_ms: int | None = None
+    interval_mode: str | None = None
+    anchor_at: int | None = None
+    start_at: int | None = None
+    end_at: int | None = None
+    max_fires: int | None = None
+    jitter_ms: int | None = None
+    misfire_policy: str | None = None
+    misfire_cap: int | None = None
+    misfire_spacing_ms: int | None = None
+    catch_up_ms: int | None = None
+    overlap_policy: str = "allow"
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
-    """A one-off or delayed task to insert. `due_ms` is absolute, `delay_ms` counts from the commit.
+    """A task to insert, or a schedule. `due_ms` is absolute, `delay_ms` counts from the commit.
 
     `submit_token` is drawn anew for each request: it tells a row that this request inserted,
     perhaps by a commit whose answer was lost, from one that was there before.
@@ -44,6 +72,7 @@ class NewJob:
     expires_at: int | None = None
     params: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    schedule: NewSchedule | None = None
 
 
 _FIELDS: Final[dict[str, ColumnType]] = {
@@ -66,35 +95,75 @@ _FIELDS: Final[dict[str, ColumnType]] = {
     "params": "TEXT",
     "long": "BIGINT",
 }
+_SCHEDULE_COLUMNS: Final = tuple(
+    one.name for one in fields(NewSchedule) if one.name not in ("cursor_ms", "first_ms")
+)
+_TEXTS: Final = frozenset(
+    {"cron_expr", "cron_dialect", "timezone", "dst_gap", "dst_fold", "interval_mode"}
+    | {"misfire_policy", "overlap_policy"}
+)
+_SCHEDULE_FIELDS: Final[dict[str, ColumnType]] = {
+    **_FIELDS,
+    "cursor": "BIGINT",
+    **{name: "TEXT" if name in _TEXTS else "BIGINT" for name in _SCHEDULE_COLUMNS},
+}
+
+
+def _plain(sqlite: bool) -> dict[str, str]:
+    """The columns that tasks and schedules have in common, from the rows given."""
+    return {
+        "tenant_id": "v.v_tenant",
+        "client_request_id": "v.v_request",
+        "request_digest": "v.v_digest",
+        "submit_token": "v.v_token",
+        "job_name": "v.v_name",
+        "job_handler": "v.v_handler",
+        "priority": "v.v_priority",
+        "max_retry": "v.v_retries",
+        "retry_interval_ms": "v.v_interval",
+        "retry_backoff": "v.v_backoff",
+        "timeout_ms": "v.v_timeout",
+        "callback_url": "v.v_callback",
+        "expires_at": "v.v_expires",
+        "params": "v.v_params",
+        "params_in_payload": "v.v_long",
+        "created_at": NOW_MS[sqlite],
+        "updated_at": NOW_MS[sqlite],
+    }
+
+
 _INSERT: Final = {
     sqlite: insert_from_rows(
         sqlite=sqlite,
         table="job_info",
         columns=_FIELDS,
         values={
-            "tenant_id": "v.v_tenant",
-            "client_request_id": "v.v_request",
-            "request_digest": "v.v_digest",
-            "submit_token": "v.v_token",
+            **_plain(sqlite),
             "kind": str(int(JobKind.TASK)),
-            "job_name": "v.v_name",
-            "job_handler": "v.v_handler",
             "queue_id": "v.v_queue",
             "status": str(int(JobStatus.WAITING)),
-            "priority": "v.v_priority",
             "next_trigger_time": (
                 f"CASE WHEN v.v_due IS NULL THEN {NOW_MS[sqlite]} + v.v_delay ELSE v.v_due END"
             ),
-            "max_retry": "v.v_retries",
-            "retry_interval_ms": "v.v_interval",
-            "retry_backoff": "v.v_backoff",
-            "timeout_ms": "v.v_timeout",
-            "callback_url": "v.v_callback",
-            "expires_at": "v.v_expires",
-            "params": "v.v_params",
-            "params_in_payload": "v.v_long",
-            "created_at": NOW_MS[sqlite],
-            "updated_at": NOW_MS[sqlite],
+        },
+        keep_first=KEEP_FIRST[sqlite].format(key="id"),
+    )
+    for sqlite in (True, False)
+}
+_INSERT_SCHEDULES: Final = {
+    sqlite: insert_from_rows(
+        sqlite=sqlite,
+        table="job_info",
+        columns=_SCHEDULE_FIELDS,
+        values={
+            **_plain(sqlite),
+            "kind": str(int(JobKind.SCHEDULE)),
+            "queue_id": "0",
+            "child_queue_id": "v.v_queue",
+            "status": str(int(JobStatus.SCHEDULED)),
+            "next_trigger_time": "v.v_due",
+            "trigger_ts": "v.v_cursor",
+            **{name: f"v.v_{name}" for name in _SCHEDULE_COLUMNS},
         },
         keep_first=KEEP_FIRST[sqlite].format(key="id"),
     )
@@ -112,9 +181,14 @@ async def insert_jobs(
     """Insert the jobs that are new and return the row of each (tenant, clientRequestId)."""
     in_key_order = sorted(jobs, key=lambda job: (job.tenant_id, job.client_request_id))
     # No read of the row count: the SELECT by key tells what happened.
-    await connection.execute(
-        _INSERT[database.is_sqlite], {"rows": rows_json([_job_row(job) for job in in_key_order])}
-    )
+    tasks = [_job_row(job) for job in in_key_order if job.schedule is None]
+    schedules = [_schedule_row(job) for job in in_key_order if job.schedule is not None]
+    if tasks:
+        await connection.execute(_INSERT[database.is_sqlite], {"rows": rows_json(tasks)})
+    if schedules:
+        await connection.execute(
+            _INSERT_SCHEDULES[database.is_sqlite], {"rows": rows_json(schedules)}
+        )
     found = await find_by_request(
         connection, [(job.tenant_id, job.client_request_id) for job in in_key_order]
     )
@@ -162,6 +236,17 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "expires": job.expires_at,
         "params": job.params if inline else None,
         "long": int(not inline),
+    }
+
+
+def _schedule_row(job: NewJob) -> dict[str, Any]:
+    schedule = job.schedule
+    assert schedule is not None, "only schedules are given"
+    return {
+        **_job_row(job),
+        **{name: getattr(schedule, name) for name in _SCHEDULE_COLUMNS},
+        "due": schedule.first_ms,
+        "cursor": schedule.cursor_ms,
     }
 
 

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from sqlalchemy import text
+from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.lists import Matching
 from app.lifecycle.moves.cancel import cancel_job
-from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown
+from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown, WrongKind
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.operations import OPEN_OPERATIONS, Operation, OperationStatus
@@ -28,12 +28,26 @@ from app.plumbing.database import NOW_MS, Database
 CATCH_UP_MS: Final = 250
 """How far a step that came late may draw the next one nearer, to keep the rate on average."""
 
-_Move = Callable[[AsyncConnection, Database, Asked], Awaitable[Changed | NotPossible | Unknown]]
+ResumeSchedule = Callable[[AsyncConnection, RowMapping, Asked], Awaitable[Changed]]
+"""Lets a schedule whose row is locked fire again; only what knows its calendar can."""
+_Answer = Changed | NotPossible | Unknown | WrongKind
+_Move = Callable[[AsyncConnection, Database, Asked, ResumeSchedule], Awaitable[_Answer]]
+
+
+async def _resume(
+    connection: AsyncConnection, database: Database, asked: Asked, resume_schedule: ResumeSchedule
+) -> _Answer:
+    async def resume(connection: AsyncConnection, job: RowMapping) -> Changed:
+        return await resume_schedule(connection, job, asked)
+
+    return await hold_job(connection, database, asked, "resume", resume_schedule=resume)
+
+
 _MOVES: Final[Mapping[str, _Move]] = {
-    "cancel": cancel_job,
-    "retry": reopen_job,
-    "pause": lambda connection, database, asked: hold_job(connection, database, asked, "pause"),
-    "resume": lambda connection, database, asked: hold_job(connection, database, asked, "resume"),
+    "cancel": lambda connection, database, asked, _: cancel_job(connection, database, asked),
+    "retry": lambda connection, database, asked, _: reopen_job(connection, database, asked),
+    "pause": lambda connection, database, asked, _: hold_job(connection, database, asked, "pause"),
+    "resume": _resume,
 }
 ACTIONS: Final = tuple(_MOVES)
 
@@ -68,11 +82,12 @@ async def sweep(
     *,
     term: int,
     token: str,
-    broken: bool = False,
+    resume_schedule: ResumeSchedule,
+    broken: str | None = None,
 ) -> Swept | None:
     """Give the jobs that were found their turn; None if it is not this dispatcher's to give.
 
-    With `broken` they are counted as refused, and not touched: their move raises.
+    With `broken` they are counted as refused with this code, and not touched: their move raises.
     """
     row = (
         (await connection.execute(_LOCK[database.is_sqlite], {"id": operation.key}))
@@ -88,11 +103,12 @@ async def sweep(
         return None
     swept = Swept([], Counter(), ended=found.onward is None)
     for job_id in sorted(job_id for _, job_id in found.turns):
-        if broken:
-            swept.refused["internal_error"] += 1
+        if broken is not None:
+            swept.refused[broken] += 1
         else:
             asked = Asked(job_id, operation.tenant_id, token)
-            _count(swept, job_id, await _MOVES[operation.action](connection, database, asked))
+            move = _MOVES[operation.action]
+            _count(swept, job_id, await move(connection, database, asked, resume_schedule))
     now = row["now_ms"]
     finished, after = found.onward or max(found.turns, default=operation.after)
     earliest = max(row["resume_at"], now - CATCH_UP_MS)
@@ -115,7 +131,7 @@ async def sweep(
     return swept
 
 
-def _count(swept: Swept, job_id: int, answer: Changed | NotPossible | Unknown) -> None:
+def _count(swept: Swept, job_id: int, answer: _Answer) -> None:
     match answer:
         case Changed(repeated=True):
             swept.refused["already_done"] += 1
@@ -125,5 +141,7 @@ def _count(swept: Swept, job_id: int, answer: Changed | NotPossible | Unknown) -
             swept.refused["verb_not_possible"] += 1
         case Unknown():
             swept.refused["job_not_found"] += 1
+        case WrongKind():
+            swept.refused["validation_failed"] += 1
         case _:
             assert_never(answer)

@@ -12,15 +12,19 @@ from app.lifecycle.moves.guard import (
     Asked,
     Changed,
     NotPossible,
+    OfSchedule,
     Stale,
     Unknown,
+    WrongKind,
     lock_job,
     move_job,
     target_of,
+    tasks_alone,
 )
 from app.lifecycle.moves.revise import store_params
 from app.lifecycle.moves.submit import PARAMS_SLOT
 from app.lifecycle.reads import read_payloads
+from app.lifecycle.states import JobKind
 from app.plumbing.database import Database
 
 _PARAMS: Final = text("SELECT params, params_in_payload FROM job_info WHERE id = :id")
@@ -40,7 +44,9 @@ async def trigger_job(
     other: OtherParams | None,
     *,
     revisions: frozenset[int] | None,
-) -> Changed | NotPossible | Unknown | Stale:
+    trigger_schedule: OfSchedule = tasks_alone,
+    of_schedules: tuple[str, ...] = (),
+) -> Changed | NotPossible | Unknown | Stale | WrongKind:
     """Make a waiting task due now, if it still has one of the revisions (None: whatever it has).
 
     One that is due already, with these params, stays as it is: a repeat changes nothing. It
@@ -51,6 +57,10 @@ async def trigger_job(
         return job
     if revisions is not None and job["revision"] not in revisions:
         return Stale(job["revision"])
+    if job["kind"] == JobKind.SCHEDULE:
+        return await trigger_schedule(connection, job)
+    if of_schedules:
+        return WrongKind(of_schedules)
     if other is not None and await _has_params(connection, job["id"], other):
         other = None
     due = min(job["next_trigger_time"], job["now_ms"])

@@ -9,15 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.jobs import bulk
 from app.lifecycle import lists
 from app.lifecycle.lists import Matching
 from app.lifecycle.moves import sweep as sweep_file
-from app.lifecycle.moves.guard import Asked
+from app.lifecycle.moves.guard import Asked, Changed
 from app.lifecycle.moves.submit import insert_jobs
-from app.lifecycle.moves.sweep import Swept, sweep
+from app.lifecycle.moves.sweep import ResumeSchedule, Swept, sweep
 from app.lifecycle.operations import MOST_OPEN, Operation, open_operations
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
 from app.lifecycle.token import new_token
@@ -407,12 +408,22 @@ async def found_by(api: Door, operation: Operation) -> Matching:
     return await api.parts.sweeper._find(operation)
 
 
+async def no_schedule(_connection: AsyncConnection, job: RowMapping, _asked: Asked) -> Changed:
+    raise AssertionError(f"job {job['id']} is a schedule")
+
+
 async def swept(
     database: Database, operation: Operation, found: Matching, *, term: int
 ) -> Swept | None:
     return await database.write(
         lambda connection: sweep(
-            connection, database, operation, found, term=term, token=new_token()
+            connection,
+            database,
+            operation,
+            found,
+            term=term,
+            token=new_token(),
+            resume_schedule=no_schedule,
         )
     )
 
@@ -556,8 +567,10 @@ async def test_a_job_whose_move_raises_is_passed_over_and_counted(
     jobs = await insert(database, 7)
     whole = sweep_file._MOVES["cancel"]
 
-    async def breaks(connection: AsyncConnection, database: Database, asked: Asked) -> Any:
-        answer = await whole(connection, database, asked)
+    async def breaks(
+        connection: AsyncConnection, database: Database, asked: Asked, resume: ResumeSchedule
+    ) -> Any:
+        answer = await whole(connection, database, asked, resume)
         if asked.job_id == jobs[3]:
             raise ValueError("this one cannot be moved")
         return answer

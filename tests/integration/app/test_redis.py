@@ -19,7 +19,7 @@ def test_a_write_to_a_connection_that_was_just_reset_is_a_loss(sqlite_engine: En
 
 
 async def _lose(client: Redis) -> None:
-    connection = await client.connection_pool.get_connection()
+    connection = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
     transport = connection._writer.transport
 
     def is_closed() -> bool:

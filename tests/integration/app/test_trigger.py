@@ -143,7 +143,7 @@ async def test_if_match_is_honoured_when_it_is_sent(api: Door) -> None:
         (JobKind.TASK, _S.CANCELLED, "retry opens it again", ["retry"]),
         (JobKind.TASK, _S.PAUSED, "Resume it first", ["cancel", "resume", "change"]),
         (JobKind.TASK, _S.BLOCKED, "waits for other jobs", ["cancel"]),
-        (JobKind.SCHEDULE, _S.SCHEDULED, "is a schedule", ["cancel", "pause"]),
+        (JobKind.SCHEDULE, _S.SUCCEEDED, "submit a new job", []),
         (JobKind.GROUP, _S.RUNNING, "has begun already", []),
     ],
 )
@@ -186,23 +186,22 @@ async def test_a_wrong_body_is_refused_and_changes_nothing(
 async def test_a_trigger_and_a_claim_at_once_run_a_job_once(migrated_engine: Engine) -> None:
     async with opened(migrated_engine) as one, opened(migrated_engine) as other:
         jobs, term = await insert(one, 20, params="1"), await new_term(one)
-
-        async def triggered(job_id: int) -> Any:
-            return await other.write(
-                lambda connection: trigger_job(
-                    connection,
-                    other,
-                    Asked(job_id, 0, new_token()),
-                    OtherParams("2"),
-                    revisions=None,
-                )
-            )
-
         results: list[Any] = await asyncio.gather(
             *(
                 pair
                 for job_id in jobs
-                for pair in (claimed(one, [job_id], term=term), triggered(job_id))
+                for pair in (
+                    claimed(one, [job_id], term=term),
+                    other.write(
+                        lambda connection, job_id=job_id: trigger_job(  # type: ignore[misc]
+                            connection,
+                            other,
+                            Asked(job_id, 0, new_token()),
+                            OtherParams("2"),
+                            revisions=None,
+                        )
+                    ),
+                )
             )
         )
         for job_id, runs, answer in zip(jobs, results[::2], results[1::2], strict=True):

@@ -121,6 +121,15 @@ async def put(database: Database, kind: JobKind, status: JobStatus) -> int:
         ended=1 if ended else None,
         id=job_id,
     )
+    if kind is JobKind.SCHEDULE:
+        await change(
+            database,
+            "UPDATE job_info SET child_queue_id = queue_id, trigger_ts = created_at, "
+            "interval_ms = 60000, interval_mode = 'fixedRate', anchor_at = next_trigger_time, "
+            "misfire_policy = 'once', overlap_policy = 'skip' WHERE id = :id",
+            id=job_id,
+        )
+        await change(database, "UPDATE job_info SET queue_id = 0 WHERE id = :id", id=job_id)
     return job_id
 
 
@@ -136,7 +145,10 @@ async def test_every_state_has_an_answer_for_every_verb(
     answer = await ask(one_api, job_id, verb)
     after = await row(database, job_id)
     target = verb_target(verb, kind, status)
-    if target is not None:
+    if kind is JobKind.SCHEDULE and verb == "trigger" and target is not None:
+        assert (answer.status_code, after) == (200, before)
+        assert answer.json()["parentId"] == job_id
+    elif target is not None:
         assert answer.status_code == 200, answer.text
         assert (answer.json()["status"], after["status"]) == (target.name, target)
         assert after["version"] == before["version"] + 1

@@ -1,0 +1,155 @@
+"""Backfills for callers: what would be run, and to have it run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.access.keys import Caller
+from app.edge.paging import decode_cursor, encode_cursor
+from app.edge.problems import Problem, validation_problem
+from app.ground import Ground
+from app.jobs.look import no_such_job
+from app.jobs.schedule_fields import at_field
+from app.jobs.schemas import BackfillJobs
+from app.jobs.submit import parse_object
+from app.jobs.views import backfill_view, skip_view
+from app.lifecycle.lists import list_skips
+from app.lifecycle.moves.backfill import (
+    NewBackfill,
+    existing_times,
+    insert_backfill,
+    list_backfills,
+)
+from app.lifecycle.moves.fire import find_schedule
+from app.lifecycle.states import JobKind, JobStatus
+from app.lifecycle.token import new_token
+from app.plumbing.bus import FIRE
+from app.plumbing.database import Database
+from app.plumbing.times import epoch_ms, rfc3339
+from app.schedules.backfill import MOST_FIRES, backfill_times, count_times
+from app.schedules.decide import FIXED_DELAY
+
+
+async def backfill(ground: Ground, caller: Caller, job_id: int, body: bytes) -> dict[str, Any]:
+    """Have past fires of a schedule run, or only tell which these would be.
+
+    Raises:
+        Problem: `invalid_json`, `validation_failed`, `job_not_found` or `verb_not_possible`.
+    """
+    try:
+        request = BackfillJobs.model_validate(parse_object(body))
+    except ValidationError as error:
+        raise validation_problem(list(error.errors(include_url=False))) from None
+    database = ground.database
+    schedule = await _schedule(database, caller, job_id)
+    from_ms, to_ms = epoch_ms(request.from_), epoch_ms(request.to)
+    if to_ms < from_ms:
+        raise at_field("to", "must not be before from")
+    # What is not decided yet is the schedule's own.
+    until = min(to_ms, schedule["trigger_ts"])
+    total = count_times(schedule, after_ms=from_ms - 1, until_ms=until)
+    if total > MOST_FIRES:
+        raise at_field(
+            "to", f"the range has {total} fires, and a backfill at most {MOST_FIRES}: split it"
+        )
+    times = list(backfill_times(schedule, after_ms=from_ms - 1, until_ms=until))
+    existing = await database.read(lambda connection: existing_times(connection, job_id, times))
+    counted = {"total": total, "existing": len(existing)}
+    if request.dry_run:
+        return {
+            "backfillId": None,
+            "scheduleId": job_id,
+            "status": "DRY_RUN",
+            "from": rfc3339(from_ms),
+            "to": rfc3339(until),
+            "maxConcurrent": request.max_concurrent,
+            **counted,
+            "spawned": 0,
+            "nominalTimes": [rfc3339(time) for time in times if time not in existing],
+            "createdAt": None,
+            "endedAt": None,
+        }
+    new = NewBackfill(job_id, new_token(), from_ms, until, request.max_concurrent)
+    row = await database.write(lambda connection: insert_backfill(connection, database, new))
+    ground.bus.publish(FIRE, [])
+    return backfill_view(row) | counted
+
+
+async def list_backfills_page(
+    database: Database, caller: Caller, job_id: int, *, limit: int, cursor: str | None
+) -> dict[str, Any]:
+    """Return a page of a schedule's backfills, newest first.
+
+    Raises:
+        Problem: `job_not_found`, or `validation_failed`.
+    """
+    before = decode_cursor(cursor)
+    await _find(database, caller, job_id)
+    rows = await database.read(
+        lambda connection: list_backfills(connection, job_id, before=before, limit=limit + 1)
+    )
+    page = rows[:limit]
+    return {
+        "items": [backfill_view(row) for row in page],
+        "nextCursor": encode_cursor(page[-1]["id"]) if len(rows) > limit else None,
+    }
+
+
+async def list_skips_page(
+    database: Database, caller: Caller, job_id: int, *, limit: int, cursor: str | None
+) -> dict[str, Any]:
+    """Return a page of the fires of a schedule that did not run, latest first.
+
+    Raises:
+        Problem: `job_not_found`, or `validation_failed` for a foreign cursor.
+    """
+    before = decode_cursor(cursor)
+    await _find(database, caller, job_id)
+    rows = await database.read(
+        lambda connection: list_skips(connection, job_id, before=before, limit=limit + 1)
+    )
+    page = rows[:limit]
+    return {
+        "items": [skip_view(row) for row in page],
+        "nextCursor": encode_cursor(page[-1]["from_time"]) if len(rows) > limit else None,
+    }
+
+
+async def _find(database: Database, caller: Caller, job_id: int) -> RowMapping | None:
+    """Return the row of a schedule, or None for a job that is none.
+
+    Raises:
+        Problem: `job_not_found`.
+    """
+
+    async def read(connection: AsyncConnection) -> RowMapping | None:
+        return await find_schedule(connection, database, job_id, tenant_id=caller.tenant_id)
+
+    row = await database.read(read)
+    if row is None:
+        raise no_such_job(job_id)
+    return row if row["kind"] == JobKind.SCHEDULE else None
+
+
+async def _schedule(database: Database, caller: Caller, job_id: int) -> RowMapping:
+    row = await _find(database, caller, job_id)
+    if row is None:
+        raise Problem("validation_failed", f"Job {job_id} is no schedule: it has no fires.")
+    if row["interval_mode"] == FIXED_DELAY:
+        raise Problem(
+            "validation_failed",
+            "A fixed delay has no times of its own that could be run after all: use trigger.",
+        )
+    if row["status"] == JobStatus.CANCELLED:
+        raise Problem(
+            "verb_not_possible",
+            f"Job {job_id} is CANCELLED: a backfill is not possible.",
+            jobId=job_id,
+            jobStatus="CANCELLED",
+            possible=[],
+        )
+    return row

@@ -1,0 +1,308 @@
+"""What the verbs of callers do to a schedule, in the transaction that has locked its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import structlog
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.edge.problems import Problem
+from app.ground import Ground
+from app.jobs.digest import differing_fields
+from app.jobs.schedule_fields import (
+    OF_FIXED_TIMES,
+    ONLY_SCHEDULES,
+    ONLY_TASKS,
+    at_field,
+    check_together,
+    columns_of,
+    never_fires,
+    read_cron,
+    too_short,
+)
+from app.jobs.schemas import ChangeJob
+from app.lifecycle.moves.fire import (
+    Fired,
+    child_row,
+    read_plan_row,
+    spawn_children,
+    write_ledger,
+)
+from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown, lock_job, move_job
+from app.lifecycle.moves.revise import NewValues, store_params
+from app.lifecycle.moves.submit import find_by_request
+from app.lifecycle.states import JobStatus
+from app.lifecycle.token import new_token
+from app.schedules.decide import FIXED_DELAY, first_fire, passed_over, spread_ms_of
+from app.schedules.spawn import announce, fire_locked, skip_of, wake
+from app.schedules.zone import UnknownZone
+
+log = structlog.get_logger(__name__)
+
+TIMING: Final = frozenset(ONLY_SCHEDULES) - frozenset(OF_FIXED_TIMES) - {"max_fires"} | {
+    "jitter_ms"
+}
+"""The fields by which the times of a schedule change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManualFire:
+    """A run that a caller asks for now: everything that makes a repeat the same run."""
+
+    key: str
+    nominal_ms: int
+    token: str
+    request_id: str | None
+    digest: str
+    own_params: bool
+    params: str | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a verb has done beside changing the row: to be told once it is committed."""
+
+    fired: list[Fired] = field(default_factory=list)
+    child_id: int | None = None
+    is_new: bool = False
+    claimable: tuple[Claimable, ...] = ()
+
+
+class ScheduleVerbs:
+    """Resumes, changes and triggers schedules; each method runs inside a transaction."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._database = ground.database
+        self._bus = ground.bus
+        self._grace_ms = round(ground.settings.misfire_grace_seconds * 1000)
+        self._min_interval_ms = ground.settings.min_interval_ms
+
+    def tell(self, outcome: Outcome) -> None:
+        """Announce what a committed verb has done."""
+        for fired in outcome.fired:
+            announce(self._bus, fired)
+        wake(self._bus, outcome.claimable)
+
+    async def resume(
+        self,
+        connection: AsyncConnection,
+        job: RowMapping,
+        asked: Asked,
+        missed: Literal["skip", "catchUp"],
+    ) -> Changed:
+        """Let a paused schedule fire again; what it missed is put on record, or made up for."""
+        changes: dict[str, Any] = {}
+        if missed == "skip":
+            changes = await self._pass_over(connection, job)
+        await move_job(connection, job, asked, JobStatus.SCHEDULED, changes)
+        return Changed(job["queue_id"], job["priority"])
+
+    async def _pass_over(self, connection: AsyncConnection, job: RowMapping) -> dict[str, Any]:
+        """Put on record that the fires until now did not run; return the columns that change."""
+        row = await read_plan_row(connection, self._database, job["id"])
+        try:
+            decision = passed_over(row, now_ms=job["now_ms"], reason="paused")
+        except UnknownZone as error:
+            raise at_field("timezone", f"{error}; PATCH it first") from None
+        skips = [(job["id"], skip_of(entry)) for entry in decision.ledger]
+        await write_ledger(connection, self._database, skips)
+        last = decision.last
+        return {
+            "trigger_ts": decision.cursor_ms,
+            # Where no fire is left, the next look ends the schedule.
+            "next_trigger_time": job["now_ms"] if decision.ended else decision.next_ms,
+            "skip_from": None if last is None else last.from_ms,
+            "skip_reason": None if last is None else last.reason,
+        }
+
+    async def revise(
+        self,
+        connection: AsyncConnection,
+        job: RowMapping,
+        asked: Asked,
+        request: ChangeJob,
+        values: NewValues,
+        outcome: Outcome,
+    ) -> Changed | NotPossible | Unknown:
+        """Change a schedule: what is due first happens as it was told, then the new rule holds.
+
+        Raises:
+            Problem: `validation_failed`, `cron_invalid` or `schedule_never_fires`.
+        """
+        sent = {name: getattr(request, name) for name in request.model_fields_set}
+        for name, wire_name in ONLY_TASKS.items():
+            if name in sent:
+                raise at_field(wire_name, "is for jobs that run once, not for schedules")
+        own = {name: value for name, value in sent.items() if name in ONLY_SCHEDULES}
+        row = await read_plan_row(connection, self._database, job["id"])
+        columns = self._checked(row, own)
+        if TIMING & own.keys():
+            current = await self._settle_the_past(connection, job, asked, row, outcome)
+            if not isinstance(current, RowMapping):
+                return current
+            job = current
+            row = await read_plan_row(connection, self._database, job["id"])
+            columns |= _new_times(row, columns, own, now_ms=job["now_ms"])
+        most = columns.get("max_fires", row["max_fires"])
+        if most is not None and row["fires"] >= most and row["next_trigger_time"] is not None:
+            columns["next_trigger_time"] = job["now_ms"]  # the next look ends it
+        changes = {**values.columns, **columns}
+        if values.new_params:
+            changes |= await store_params(connection, self._database, job["id"], values.params)
+        await move_job(connection, job, asked, JobStatus(job["status"]), changes)
+        return Changed(job["queue_id"], values.columns.get("priority", job["priority"]))
+
+    def _checked(self, row: RowMapping, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns that change, once they fit what the schedule is."""
+        if "cron_expr" in own and row["cron_expr"] is None:
+            raise at_field("cronExpr", "this schedule has an interval; submit another one")
+        if "interval_ms" in own and row["interval_ms"] is None:
+            raise at_field("intervalMs", "this schedule has an expression; submit another one")
+        columns = columns_of(own)
+        if own.get("misfire_policy", "all") != "all":
+            columns = {"misfire_cap": None, "misfire_spacing_ms": None} | columns
+        if own.get("misfire_policy") == "skip":
+            columns = {"catch_up_ms": None} | columns
+        after = {**row, **columns}
+        told = {
+            **{name: after[name] for name in ONLY_SCHEDULES if name in after},
+            "catch_up_window_ms": after["catch_up_ms"],
+        }
+        if row["interval_mode"] == FIXED_DELAY and "overlap_policy" not in own:
+            told["overlap_policy"] = None
+        check_together(told)
+        refusal = too_short(columns, self._min_interval_ms)
+        if refusal is not None:
+            raise refusal
+        if own.keys() & {"cron_expr", "cron_dialect", "timezone"}:
+            # A new expression is not bound by the dialect of the one before.
+            dialect = own.get("cron_dialect") if "cron_expr" in own else after["cron_dialect"]
+            read = read_cron({**after, "cron_dialect": dialect})
+            columns |= {name: read[name] for name in ("cron_expr", "cron_dialect")}
+        return columns
+
+    async def _settle_the_past(
+        self,
+        connection: AsyncConnection,
+        job: RowMapping,
+        asked: Asked,
+        row: RowMapping,
+        outcome: Outcome,
+    ) -> RowMapping | Changed | NotPossible | Unknown:
+        """Decide, by the rule as it is, every nominal time until now; return the row after that."""
+        if row["interval_mode"] == FIXED_DELAY:
+            return job
+        spread = spread_ms_of(row)
+        if job["status"] == JobStatus.PAUSED:
+            changes: dict[str, Any] = {}
+            try:
+                changes = await self._pass_over(connection, job)
+            except Problem:
+                # Its zone is gone: what it missed cannot be told, and must not forbid the cure.
+                log.warning("missed_fires_unknown", job_id=job["id"], timezone=row["timezone"])
+            await move_job(connection, job, asked, JobStatus.PAUSED, changes)
+        elif row["next_trigger_time"] is None or row["next_trigger_time"] > job["now_ms"] + spread:
+            return job
+        else:
+            done = await fire_locked(
+                connection,
+                self._database,
+                [row],
+                grace_ms=self._grace_ms,
+                token=new_token(),
+                term=None,
+                ahead_ms=spread,
+            )
+            outcome.fired.append(done.fired)
+        again = Asked(asked.job_id, asked.tenant_id, new_token())
+        return await lock_job(connection, self._database, again, "change")
+
+    async def trigger(
+        self, connection: AsyncConnection, job: RowMapping, manual: ManualFire, outcome: Outcome
+    ) -> None:
+        """Spawn a run now, whatever else goes on; a repeat with its clientRequestId is that run.
+
+        Raises:
+            Problem: `request_conflict`.
+        """
+        if await self._is_repeat(connection, job, manual, outcome):
+            return
+        born = await spawn_children(
+            connection,
+            self._database,
+            [
+                child_row(
+                    job["id"],
+                    manual.nominal_ms,
+                    manual.nominal_ms,
+                    key=manual.key,
+                    request_id=manual.request_id,
+                    digest=manual.digest,
+                    own_params=manual.own_params,
+                    params=manual.params,
+                )
+            ],
+            token=manual.token,
+            now_ms=job["now_ms"],
+        )
+        if not born.ids:
+            # Somebody submitted a job with this clientRequestId meanwhile.
+            if not await self._is_repeat(connection, job, manual, outcome):
+                raise RuntimeError("a manual fire was neither inserted nor there before")
+            return
+        outcome.child_id, outcome.is_new, outcome.claimable = born.ids[0], True, born.claimable
+
+    async def _is_repeat(
+        self, connection: AsyncConnection, job: RowMapping, manual: ManualFire, outcome: Outcome
+    ) -> bool:
+        if manual.request_id is None:
+            return False
+        key = (job["tenant_id"], manual.request_id)
+        known = (await find_by_request(connection, [key])).get(key)
+        if known is None:
+            return False
+        if known["submit_token"] == manual.token:
+            outcome.is_new = True  # by an earlier try of this transaction
+        elif known["parent_id"] != job["id"]:
+            raise _taken(known["id"], "jobId")
+        elif fields := differing_fields(known["request_digest"], manual.digest):
+            raise _taken(known["id"], *fields)
+        outcome.child_id = known["id"]
+        return True
+
+
+def _new_times(
+    row: RowMapping, columns: Mapping[str, Any], own: Mapping[str, Any], *, now_ms: int
+) -> dict[str, Any]:
+    """Return the columns by which a changed schedule goes on from now."""
+    after: dict[str, Any] = {**row, **columns}
+    found: dict[str, Any] = {}
+    if row["interval_ms"] is not None and own.keys() & {"interval_ms", "start_at"}:
+        start = after["start_at"]
+        after["anchor_at"] = found["anchor_at"] = (
+            now_ms + after["interval_ms"] if start is None else start
+        )
+    if row["interval_mode"] == FIXED_DELAY:
+        if row["next_trigger_time"] is None:
+            return found  # a run goes on: its end sets the time
+    else:
+        found |= {"trigger_ts": now_ms, "skip_from": None, "skip_reason": None}
+    first = first_fire(after, after_ms=now_ms)
+    if first is None:
+        raise never_fires()
+    return found | {"next_trigger_time": first}
+
+
+def _taken(job_id: int, *fields: str) -> Problem:
+    return Problem(
+        "request_conflict",
+        f"This clientRequestId belongs to job {job_id}, which was asked for with other values "
+        f"of: {', '.join(fields)}. Use a new clientRequestId for a new run.",
+        jobId=job_id,
+        fields=list(fields),
+    )

@@ -1,0 +1,195 @@
+"""Backfills: past fires that a caller wants run after all, in slices, from a row that lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import RowMapping, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.lifecycle.moves.fire import PLAN_COLUMNS, Born, child_row, spawn_children
+from app.lifecycle.moves.follow import lock_live
+from app.lifecycle.states import TERMINAL_JOBS, in_list
+from app.plumbing.database import NOW_MS, Database
+
+OPEN: Final = 0
+DONE: Final = 1
+STOPPED: Final = 2
+WORDS: Final = {OPEN: "OPEN", DONE: "DONE", STOPPED: "STOPPED"}
+MOST_OPEN: Final = 100
+COLUMNS: Final = (
+    "id, schedule_id, token, status, cursor_time, from_time, to_time, max_concurrent, spawned, "
+    "created_at, ended_at"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewBackfill:
+    """A range of nominal times (epoch ms, both included); `token` tells a repeat of the commit."""
+
+    schedule_id: int
+    token: str
+    from_ms: int
+    to_ms: int
+    max_concurrent: int
+
+
+_INSERT: Final = {
+    sqlite: (
+        "INSERT INTO schedule_backfill (schedule_id, token, status, cursor_time, from_time, "
+        f"to_time, max_concurrent, spawned, created_at) VALUES (:schedule, :token, {OPEN}, "
+        f":cursor, :from_ms, :to_ms, :most, 0, {NOW_MS[sqlite]}) "
+    )
+    for sqlite in (True, False)
+}
+
+
+async def insert_backfill(
+    connection: AsyncConnection, database: Database, new: NewBackfill
+) -> RowMapping:
+    """Insert a backfill once, and return its row."""
+    await connection.execute(
+        text(_INSERT[database.is_sqlite] + database.keep_first("id")),
+        {
+            "schedule": new.schedule_id,
+            "token": new.token,
+            "cursor": new.from_ms - 1,
+            "from_ms": new.from_ms,
+            "to_ms": new.to_ms,
+            "most": new.max_concurrent,
+        },
+    )
+    row = await connection.execute(
+        text(f"SELECT {COLUMNS} FROM schedule_backfill WHERE token = :token"),
+        {"token": new.token},
+    )
+    return row.mappings().one()
+
+
+async def find_backfills(connection: AsyncConnection) -> list[int]:
+    """Return the open backfills, the oldest first: one step of an index when there is none."""
+    rows = await connection.execute(
+        text(
+            f"SELECT id FROM schedule_backfill WHERE status = {OPEN} ORDER BY id LIMIT {MOST_OPEN}"
+        )
+    )
+    return [row.id for row in rows]
+
+
+async def list_backfills(
+    connection: AsyncConnection, schedule_id: int, *, before: int | None, limit: int
+) -> Sequence[RowMapping]:
+    """Return the backfills of a schedule, newest first."""
+    older = "" if before is None else "AND id < :before "
+    rows = await connection.execute(
+        text(
+            f"SELECT {COLUMNS} FROM schedule_backfill WHERE schedule_id = :schedule {older}"
+            "ORDER BY id DESC LIMIT :limit"
+        ),
+        {"schedule": schedule_id, "limit": limit} | ({} if before is None else {"before": before}),
+    )
+    return rows.mappings().all()
+
+
+_SCHEDULE: Final = {
+    sqlite: text(
+        f"SELECT {PLAN_COLUMNS}, {NOW_MS[sqlite]} AS now_ms FROM job_info WHERE id = :id{lock}"
+    )
+    for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
+}
+_BACKFILL: Final = {
+    sqlite: text(
+        f"SELECT {COLUMNS} FROM schedule_backfill WHERE id = :id AND status = {OPEN}{lock}"
+    )
+    for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
+}
+_LIVE: Final = text(
+    "SELECT COUNT(*) FROM schedule_live AS l JOIN job_info AS j ON j.id = l.child_id "
+    "WHERE l.schedule_id = :schedule AND l.backfill_id = :backfill "
+    f"AND (j.status NOT IN ({in_list(TERMINAL_JOBS)}) OR j.stopping_execution_id IS NOT NULL)"
+)
+
+
+async def lock_backfill(
+    connection: AsyncConnection, database: Database, backfill_id: int
+) -> tuple[RowMapping, RowMapping | None, int] | None:
+    """Return an open backfill, its schedule and how many children of it go on, all locked."""
+    peek = await connection.execute(
+        text("SELECT schedule_id FROM schedule_backfill WHERE id = :id"), {"id": backfill_id}
+    )
+    schedule_id = peek.scalar_one_or_none()
+    if schedule_id is None:
+        return None
+    # The schedule first, as every transaction does that adds children to it.
+    found = await connection.execute(_SCHEDULE[database.is_sqlite], {"id": schedule_id})
+    schedule = found.mappings().one_or_none()
+    row = await connection.execute(_BACKFILL[database.is_sqlite], {"id": backfill_id})
+    backfill = row.mappings().one_or_none()
+    if backfill is None:
+        return None
+    await lock_live(connection, [schedule_id])
+    live = await connection.execute(_LIVE, {"schedule": schedule_id, "backfill": backfill_id})
+    return backfill, schedule, int(live.scalar_one())
+
+
+_GO_ON: Final = text(
+    "UPDATE schedule_backfill SET cursor_time = :cursor, spawned = spawned + :spawned, "
+    f"status = :status, ended_at = :ended WHERE id = :id AND status = {OPEN} "
+    "AND cursor_time = :before"
+)
+
+
+async def go_on(
+    connection: AsyncConnection,
+    database: Database,
+    backfill: RowMapping,
+    *,
+    nominal_times: Sequence[int],
+    cursor_ms: int,
+    status: int,
+    token: str,
+    now_ms: int,
+) -> Born:
+    """Spawn some of a locked backfill's fires and move its cursor; what exists stays as it is."""
+    born = await spawn_children(
+        connection,
+        database,
+        [
+            child_row(backfill["schedule_id"], nominal, now_ms, backfill_id=backfill["id"])
+            for nominal in nominal_times
+        ],
+        token=token,
+        now_ms=now_ms,
+    )
+    moved = await connection.execute(
+        _GO_ON,
+        {
+            "id": backfill["id"],
+            "before": backfill["cursor_time"],
+            "cursor": cursor_ms,
+            "spawned": len(born.ids),
+            "status": status,
+            "ended": None if status == OPEN else now_ms,
+        },
+    )
+    if moved.rowcount != 1:
+        raise RuntimeError("a locked backfill changed under its step")
+    return born
+
+
+_EXISTING: Final = text(
+    "SELECT nominal_time FROM job_info WHERE parent_id = :schedule AND nominal_time IN :times "
+    "AND shard_index = 0 AND child_key = ''"
+).bindparams(bindparam("times", expanding=True))
+
+
+async def existing_times(
+    connection: AsyncConnection, schedule_id: int, times: Sequence[int]
+) -> set[int]:
+    """Return those of the nominal times that have a child."""
+    if not times:
+        return set()
+    rows = await connection.execute(_EXISTING, {"schedule": schedule_id, "times": list(times)})
+    return {row.nominal_time for row in rows}

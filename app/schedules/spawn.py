@@ -1,0 +1,276 @@
+"""The loop of the lock holder that fires schedules when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.dispatch.lock import DispatchLock
+from app.ground import Ground
+from app.lifecycle.moves.backfill import find_backfills
+from app.lifecycle.moves.fire import (
+    Fenced,
+    Fire,
+    Fired,
+    Skip,
+    Spawn,
+    find_due,
+    find_next,
+    fire,
+    lock_due,
+    put_off,
+    read_live,
+)
+from app.lifecycle.moves.follow import Claimable, Live
+from app.lifecycle.moves.mend import mend_schedules
+from app.lifecycle.states import JobStatus
+from app.lifecycle.token import new_token
+from app.plumbing.bus import CANCEL, ENDED, FIRE, OWED, WAKE, Bus, Signal
+from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.loops import Loop
+from app.schedules.backfill import step_backfill
+from app.schedules.decide import Decision, Entry, decide
+
+log = structlog.get_logger(__name__)
+
+BATCH: Final = 500
+"""Schedules fired in one transaction."""
+MOST_CHILDREN: Final = 2000
+"""Children spawned in one transaction, give or take those of one schedule."""
+BROKEN_AGAIN_MS: Final = 60_000
+"""When to look again at a schedule that cannot be planned; its cursor stays."""
+LONGEST_SLEEP_SECONDS: Final = 1.0
+SHORTEST_SLEEP_SECONDS: Final = 0.0005
+WITHOUT_LOCK_SECONDS: Final = 0.25
+MEND_SECONDS: Final = 5.0
+NO_LIVE: Final = Live()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one transaction of fires has done, with what was decided for each schedule."""
+
+    fired: Fired
+    decisions: tuple[Decision, ...]
+    now_ms: int
+    broken: int = 0
+
+
+async def fire_locked(
+    connection: AsyncConnection,
+    database: Database,
+    rows: Sequence[RowMapping],
+    *,
+    grace_ms: int,
+    token: str,
+    term: int | None,
+    ahead_ms: int = 0,
+) -> Round:
+    """Decide and carry out what is due for schedules that this transaction holds.
+
+    With `ahead_ms` also what will be due so much later: its runs wait for their due times.
+
+    Raises:
+        Fenced: the term is over; nothing may be committed.
+    """
+    now = int(rows[0]["now_ms"])
+    live = await read_live(connection, database, rows)
+    fires: list[Fire] = []
+    decisions: list[Decision] = []
+    broken: list[RowMapping] = []
+    children = 0
+    for row in rows:
+        if children >= MOST_CHILDREN:
+            break  # the others are due still, and have the next transaction
+        own = live.get(row["id"], NO_LIVE)
+        try:
+            decision = decide(
+                row,
+                now_ms=now + ahead_ms,
+                grace_ms=grace_ms,
+                going=len(own.going),
+                waiting=len(own.waiting),
+            )
+        except Exception:
+            # A zone that is gone, say: one such schedule must not stop all others.
+            log.exception("schedule_cannot_be_planned", job_id=row["id"])
+            broken.append(row)
+            continue
+        children += len(decision.runs)
+        decisions.append(decision)
+        fires.append(_fire_of(row, decision, own))
+    await put_off(connection, broken, until_ms=now + BROKEN_AGAIN_MS)
+    fired = await fire(connection, database, fires, token=token, now_ms=now, term=term)
+    return Round(fired, tuple(decisions), now, len(broken))
+
+
+def _fire_of(row: RowMapping, decision: Decision, live: Live) -> Fire:
+    # Those that wait go first, so that none of them begins in between.
+    replaced = (*live.waiting, *live.going) if decision.replaces else ()
+    return Fire(
+        row,
+        decision.cursor_ms,
+        decision.next_ms,
+        ended=decision.ended,
+        spawns=tuple(Spawn(one.nominal_ms, one.due_ms, one.waits) for one in decision.runs),
+        skips=tuple(skip_of(one) for one in decision.ledger),
+        replaced=replaced,
+        last_skip=None if decision.last is None else skip_of(decision.last),
+    )
+
+
+def skip_of(entry: Entry) -> Skip:
+    """Return an entry of the ledger as the row that is written."""
+    return Skip(entry.from_ms, entry.to_ms, entry.count, entry.reason)
+
+
+def announce(bus: Bus, fired: Fired) -> None:
+    """Tell everybody concerned what a committed round of fires has done."""
+    wake(bus, fired.claimable)
+    if fired.cancelled or fired.ended:
+        ended = [[schedule_id, ""] for schedule_id in fired.ended]
+        bus.publish(ENDED, [list(one) for one in fired.cancelled] + ended)
+    for worker_id, execution_id in fired.stopped:
+        bus.publish(CANCEL, [worker_id, execution_id])
+    if fired.owed:
+        bus.publish(OWED, [])
+
+
+def wake(bus: Bus, tasks: Sequence[Claimable]) -> None:
+    """Announce tasks that may be claimed: the earliest of each queue and priority."""
+    earliest: dict[tuple[int, int], int] = {}
+    for task in tasks:
+        place = (task.queue_id, task.priority)
+        earliest[place] = min(task.due_ms, earliest.get(place, task.due_ms))
+    if earliest:
+        bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
+
+
+class Spawner:
+    """Fires schedules at their times, never early; a new holder goes on from their cursors."""
+
+    def __init__(self, ground: Ground, lock: DispatchLock) -> None:
+        self._database = ground.database
+        self._bus = ground.bus
+        self._clock = ground.clock
+        self._metrics = ground.metrics
+        self._lock = lock
+        self._grace_ms = round(ground.settings.misfire_grace_seconds * 1000)
+        self._look = asyncio.Event()
+        self._mend_at = float("-inf")
+        self._started_term: int | None = None
+        self._loop = Loop("spawner", self._step, expected=(DatabaseUnavailable, Fenced))
+        self._fills = False
+        ground.bus.subscribe(FIRE, self._on_signal)
+        ground.bus.subscribe(ENDED, self._on_end)
+
+    def start(self) -> None:
+        """Start firing whenever the lock is held."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stop firing."""
+        await self._loop.stop()
+
+    async def fire_due(self, term: int, *, limit: int = BATCH) -> int:
+        """Fire up to `limit` schedules that are due, and return how many were found due.
+
+        Raises:
+            Fenced: another dispatcher holds the lock.
+        """
+        ids = await self._database.read(
+            lambda connection: find_due(connection, self._database, limit=limit)
+        )
+        if not ids:
+            return 0
+        token = new_token()
+
+        async def write(connection: AsyncConnection) -> Round | None:
+            rows = await lock_due(connection, self._database, ids)
+            if not rows:
+                return None
+            return await fire_locked(
+                connection, self._database, rows, grace_ms=self._grace_ms, token=token, term=term
+            )
+
+        done = await self._database.write(write)
+        if done is not None:
+            announce(self._bus, done.fired)
+            self._count(done)
+        return len(ids)
+
+    async def mend(self) -> None:
+        """Free what waits for an end that was not followed up, by a crash or an old dispatcher."""
+        followed = await mend_schedules(self._database)
+        wake(self._bus, followed)
+        if followed:
+            log.info("schedules_mended", freed=len(followed))
+
+    async def fill(self) -> None:
+        """Let every open backfill go on as far as its concurrency allows."""
+        found = await self._database.read(find_backfills)
+        self._fills = bool(found)
+        for backfill_id in found:
+            born = await step_backfill(self._database, backfill_id)
+            wake(self._bus, born)
+
+    async def _step(self) -> None:
+        term = self._lock.term
+        if term is None:
+            self._started_term = None
+            self._look.clear()
+            await self._wait(WITHOUT_LOCK_SECONDS)
+            return
+        if term != self._started_term:
+            self._started_term = term
+            self._mend_at = float("-inf")
+        self._look.clear()
+        while await self.fire_due(term) >= BATCH:
+            continue
+        await self.fill()
+        if time.monotonic() >= self._mend_at:
+            self._mend_at = time.monotonic() + MEND_SECONDS
+            await self.mend()
+        due = await self._database.read(lambda connection: find_next(connection, self._database))
+        seconds = LONGEST_SLEEP_SECONDS
+        if due is not None:
+            seconds = min(seconds, (due - self._clock.now_ms()) / 1000)
+        await self._wait(max(SHORTEST_SLEEP_SECONDS, seconds))
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        except TimeoutError:
+            return
+
+    def _count(self, done: Round) -> None:
+        metrics = self._metrics
+        metrics.fires.inc(len(done.fired.spawned))
+        metrics.broken_schedules.inc(done.broken)
+        for decision in done.decisions:
+            for entry in decision.ledger:
+                metrics.fires_skipped.labels(entry.reason).inc(entry.count)
+            for run in decision.runs:
+                metrics.fire_lateness.observe(max(0, done.now_ms - run.nominal_ms) / 1000)
+        if done.fired.ended:
+            metrics.finished.labels(JobStatus.SUCCEEDED.name).inc(len(done.fired.ended))
+        if done.fired.cancelled:
+            metrics.finished.labels(JobStatus.CANCELLED.name).inc(len(done.fired.cancelled))
+        late = [one for one in done.decisions if len(one.runs) > 1 or one.ledger]
+        for decision in late:
+            log.debug("fires_decided", runs=len(decision.runs), passed=len(decision.ledger))
+
+    def _on_signal(self, _signal: Signal) -> None:
+        self._look.set()
+
+    def _on_end(self, _signal: Signal) -> None:
+        if self._fills:
+            self._look.set()  # it may have been the run that a backfill waits for

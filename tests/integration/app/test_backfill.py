@@ -1,0 +1,127 @@
+"""Backfills, and what retention takes of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.jobs.retention import Retention
+from app.lifecycle.states import JobStatus
+from app.plumbing.times import rfc3339
+from tests.integration.app.rig import Door, change, door, new_term, rows_of, value_of
+from tests.integration.app.test_schedules import (
+    HOUR,
+    children,
+    end_child,
+    fired,
+    schedule_of,
+    skips,
+)
+from tests.support.engines import Engine
+
+
+@pytest.fixture
+async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
+    async with door(migrated_engine) as opened:
+        yield opened
+
+
+async def backfilled(api: Door, schedule: int, first: int, last: int, **fields: Any) -> Any:
+    return await api.client.post(
+        f"/openapi/jobs/{schedule}/backfill",
+        json={"from": rfc3339(first), "to": rfc3339(last), **fields},
+    )
+
+
+async def test_a_backfill_runs_what_has_no_job_some_at_a_time(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="allow")
+    await fired(api, back_ms=10 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    last = child["nominal_time"]
+    first = last - 9 * HOUR
+    dry = await backfilled(api, made, first, last, dryRun=True)
+    assert dry.status_code == 200, dry.text
+    assert (dry.json()["total"], dry.json()["existing"], dry.json()["status"]) == (10, 1, "DRY_RUN")
+    assert dry.json()["nominalTimes"] == [rfc3339(first + n * HOUR) for n in range(9)]
+    assert await value_of(api.database, "SELECT COUNT(*) FROM schedule_backfill") == 0
+
+    answer = await backfilled(api, made, first, last, maxConcurrent=4)
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["status"] == "OPEN"
+    for _ in range(3):
+        await api.parts.spawner.fill()
+    born = await children(api.database, made)
+    assert len(born) == 1 + 4
+    ended = 0
+    while ended < 9:
+        for one in await children(api.database, made):
+            if one["status"] == JobStatus.WAITING and one["id"] != child["id"]:
+                await end_child(api.database, one["id"])
+                ended += 1
+        await api.parts.spawner.fill()
+        going = await value_of(
+            api.database, "SELECT COUNT(*) FROM schedule_live WHERE backfill_id > 0"
+        )
+        assert going <= 4
+    listed = (await api.client.get(f"/openapi/jobs/{made}/backfills")).json()["items"]
+    assert [(one["status"], one["spawned"]) for one in listed] == [("DONE", 9)]
+    times = [one["nominal_time"] for one in await children(api.database, made)]
+    assert len(times) == len(set(times)) == 10
+    # A second one finds nothing left to do.
+    again = await backfilled(api, made, first, last)
+    assert again.json()["existing"] == 10
+    await api.parts.spawner.fill()
+    assert len(await children(api.database, made)) == 10
+
+
+async def test_what_cannot_be_backfilled_is_refused(api: Door) -> None:
+    made = await schedule_of(api)
+    delay = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    task = await api.submitted()
+    now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
+    assert (await backfilled(api, delay, now - HOUR, now)).status_code == 422
+    assert (await backfilled(api, task, now - HOUR, now)).status_code == 422
+    assert (await backfilled(api, 4711, now - HOUR, now)).status_code == 404
+    assert (await backfilled(api, made, now, now - HOUR)).status_code == 422
+    assert (await backfilled(api, made, now - HOUR, now, maxConcurrent=0)).status_code == 422
+    every = await schedule_of(api, cronExpr="* * * * *")
+    assert (await backfilled(api, every, now - 1001 * 60_000, now)).status_code == 422
+    await api.client.post(f"/openapi/jobs/{made}/cancel")
+    assert (await backfilled(api, made, now - HOUR, now)).status_code == 409
+
+
+async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:
+    made = await schedule_of(api, cronExpr="* * * * *", overlapPolicy="allow")
+    now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
+    await backfilled(api, made, now - HOUR, now, maxConcurrent=2)
+    await api.parts.spawner.fill()
+    await api.client.post(f"/openapi/jobs/{made}/cancel?children=true")
+    await api.parts.spawner.fill()
+    states = [one["status"] for one in await children(api.database, made)]
+    assert states == [JobStatus.CANCELLED] * 2
+    (row,) = (await api.client.get(f"/openapi/jobs/{made}/backfills")).json()["items"]
+    assert (row["status"], row["spawned"]) == ("STOPPED", 2)
+
+
+async def test_retention_takes_the_children_and_the_ledger_of_a_live_schedule(api: Door) -> None:
+    made = await schedule_of(api, misfirePolicy="once")
+    await fired(api, back_ms=10 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    await end_child(api.database, child["id"])
+    assert len(await skips(api.database, made)) == 1
+    retention = Retention(api.parts.ground, api.parts.lock)
+    later = int(await value_of(api.database, f"SELECT {api.database.now_ms}")) + 31 * 24 * HOUR
+    assert await retention.prune_ledger(later - 40 * 24 * HOUR) == 0
+    assert await retention.prune_ledger(later) == 1
+    assert await retention.run_pass(later) == 1
+    assert await rows_of(api.database, "SELECT id FROM job_info") == [{"id": made}]
+    # The schedule itself leaves once it has ended, with all that belongs to it.
+    await fired(api, back_ms=10 * HOUR, schedule=made)
+    await api.client.post(f"/openapi/jobs/{made}/cancel?children=true")
+    await change(api.database, "UPDATE job_info SET created_at = 1")
+    assert await retention.run_pass(later) == 2
+    for table in ("job_info", "schedule_skip", "schedule_live", "schedule_backfill"):
+        assert await value_of(api.database, f"SELECT COUNT(*) FROM {table}") == 0
+    assert await new_term(api.database) > 0

@@ -1,0 +1,625 @@
+"""Schedules as callers meet them: submitted, shown, fired, paused, changed, triggered, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.jobs.digest import request_digest
+from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
+from app.lifecycle.moves.backfill import NewBackfill, insert_backfill
+from app.lifecycle.moves.fire import Fenced, lock_due
+from app.lifecycle.moves.guard import Asked, lock_job
+from app.lifecycle.states import ExecutionStatus, JobStatus
+from app.lifecycle.token import new_token
+from app.plumbing.database import Database
+from app.schedules.spawn import fire_locked
+from tests.integration.app.rig import (
+    Door,
+    body_of,
+    change,
+    claimed,
+    door,
+    ending,
+    new_term,
+    rows_of,
+    settled,
+    value_of,
+)
+from tests.support.engines import Engine
+from tests.support.wait import until_async
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
+    async with door(migrated_engine) as opened:
+        yield opened
+
+
+async def schedule_of(api: Door, **fields: Any) -> int:
+    """Submit a schedule; hourly unless told otherwise."""
+    given = (
+        fields
+        if "cronExpr" in fields or "intervalMs" in fields
+        else {
+            "intervalMs": HOUR,
+            **fields,
+        }
+    )
+    return await api.submitted(**given)
+
+
+async def fired(api: Door, *, back_ms: int | None = None, schedule: int | None = None) -> int:
+    """Fire what is due as the holder of the lock would; first move a schedule back in time."""
+    if back_ms is not None:
+        await moved_back(api.database, schedule or 0, back_ms)
+    term = await new_term(api.database)
+    found = 0
+    while count := await api.parts.spawner.fire_due(term):
+        found += count
+    return found
+
+
+async def moved_back(database: Database, schedule: int, by_ms: int) -> None:
+    """Let so much time have passed since a schedule was last looked at."""
+    await change(
+        database,
+        "UPDATE job_info SET trigger_ts = trigger_ts - :by, anchor_at = anchor_at - :by, "
+        "next_trigger_time = next_trigger_time - :by, start_at = start_at - :by, "
+        "skip_from = skip_from - :by WHERE id = :id",
+        by=by_ms,
+        id=schedule,
+    )
+    await change(
+        database,
+        "UPDATE job_info SET nominal_time = nominal_time - :by WHERE parent_id = :id",
+        by=by_ms,
+        id=schedule,
+    )
+    await change(
+        database,
+        "UPDATE schedule_skip SET from_time = from_time - :by, to_time = to_time - :by "
+        "WHERE schedule_id = :id",
+        by=by_ms,
+        id=schedule,
+    )
+
+
+async def children(database: Database, schedule: int) -> list[dict[str, Any]]:
+    return await rows_of(
+        database,
+        "SELECT * FROM job_info WHERE parent_id = :id ORDER BY nominal_time, child_key",
+        id=schedule,
+    )
+
+
+async def skips(database: Database, schedule: int) -> list[dict[str, Any]]:
+    return await rows_of(
+        database,
+        "SELECT * FROM schedule_skip WHERE schedule_id = :id ORDER BY from_time",
+        id=schedule,
+    )
+
+
+async def end_child(database: Database, child: int, **fields: Any) -> None:
+    term = await new_term(database)
+    (run,) = await claimed(database, [child], term=term)
+    await settled(database, ending(run, ExecutionStatus.SUCCEEDED, **fields))
+
+
+async def job(api: Door, job_id: int) -> dict[str, Any]:
+    answer = await api.client.get(f"/openapi/jobs/{job_id}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_schedule_fires_at_its_time_and_its_child_inherits(api: Door) -> None:
+    made = await schedule_of(
+        api,
+        cronExpr="0 9 * * MON-FRI",
+        timezone="Europe/Berlin",
+        params={"x": "y" * 3000},
+        labels={"team": "a"},
+        priority=7,
+        maxRetry=2,
+        timeoutMs=5000,
+        callbackUrl="http://203.0.113.9/hook",
+    )
+    shown = await job(api, made)
+    assert shown["status"] == "SCHEDULED"
+    assert shown["nextTriggerTime"] is not None
+    assert shown["schedule"]["cronDialect"] == "unix"
+    assert shown["schedule"]["misfirePolicy"] == "once"
+    assert shown["schedule"]["overlapPolicy"] == "skip"
+    assert await fired(api) == 0
+    await fired(api, back_ms=7 * 24 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    assert child["status"] == JobStatus.WAITING
+    assert (child["priority"], child["max_retry"], child["timeout_ms"]) == (7, 2, 5000)
+    assert child["queue_id"] > 0
+    document = await job(api, child["id"])
+    assert document["params"] == {"x": "y" * 3000}
+    assert document["parentId"] == made
+    assert document["nominalTime"] is not None
+    labelled = (await api.client.get("/openapi/jobs?label=team=a")).json()["items"]
+    assert {one["jobId"] for one in labelled} == {made, child["id"]}
+    listed = (await api.client.get(f"/openapi/jobs/{made}/children")).json()["items"]
+    assert [one["nominalTime"] for one in listed] == [document["nominalTime"]]
+    passed = (await api.client.get(f"/openapi/jobs/{made}/skips")).json()["items"]
+    assert [one["reason"] for one in passed] == ["misfire_once"]
+    assert sum(one["count"] for one in passed) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "pointer"),
+    [
+        ({"cronExpr": "* * * * *", "runAt": "2030-01-01T00:00:00Z"}, "validation_failed", None),
+        ({"cronExpr": "* * * * *", "intervalMs": 1000}, "validation_failed", None),
+        ({"cronExpr": "61 * * * *"}, "cron_invalid", "/cronExpr"),
+        ({"cronExpr": "0 0 31 2 *"}, "cron_invalid", "/cronExpr"),
+        ({"cronExpr": "* * * * *", "timezone": "Mars/One"}, "validation_failed", "/timezone"),
+        ({"cronExpr": "* * * * *", "intervalMode": "fixedRate"}, "validation_failed",
+         "/intervalMode"),
+        ({"cronExpr": "* * * * *", "expiresAt": "2030-01-01T00:00:00Z"}, "validation_failed",
+         "/expiresAt"),
+        ({"intervalMs": 99}, "validation_failed", "/intervalMs"),
+        ({"intervalMs": 1000, "timezone": "UTC"}, "validation_failed", "/timezone"),
+        ({"intervalMs": 1000, "dstGap": "skip"}, "validation_failed", "/dstGap"),
+        ({"intervalMs": 1000, "intervalMode": "fixedDelay", "overlapPolicy": "skip"},
+         "validation_failed", "/overlapPolicy"),
+        ({"intervalMs": 1000, "misfireCap": 3}, "validation_failed", "/misfireCap"),
+        ({"intervalMs": 1000, "misfirePolicy": "skip", "catchUpWindowMs": 3},
+         "validation_failed", "/catchUpWindowMs"),
+        ({"intervalMs": 1000, "startAt": "2030-01-02T00:00:00Z", "endAt": "2030-01-01T00:00:00Z"},
+         "validation_failed", "/endAt"),
+        ({"intervalMs": 1000, "endAt": "2020-01-01T00:00:00Z"}, "schedule_never_fires", None),
+        ({"maxFires": 3}, "validation_failed", "/maxFires"),
+        ({"overlapPolicy": "skip"}, "validation_failed", "/overlapPolicy"),
+    ],
+)  # fmt: skip
+async def test_fields_that_do_not_go_together_are_refused(
+    api: Door, fields: dict[str, Any], code: str, pointer: str | None
+) -> None:
+    answer = await api.submit(**fields)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["code"] == code
+    if pointer is not None:
+        assert answer.json()["errors"][0]["pointer"] == pointer
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == 0
+
+
+async def test_a_repeat_is_the_same_schedule_also_after_its_end(api: Door) -> None:
+    body = body_of("r", intervalMs=1000, endAt="2100-01-01T00:00:00Z")
+    first = await api.client.post("/openapi/jobs", json=body)
+    assert first.status_code == 202
+    again = await api.client.post("/openapi/jobs", json=body)
+    assert again.status_code == 200
+    assert again.json()["jobId"] == first.json()["jobId"]
+    other = await api.client.post("/openapi/jobs", json=body | {"intervalMs": 2000})
+    assert other.status_code == 409
+    assert other.json()["fields"] == ["intervalMs"]
+    batch = await api.client.post("/openapi/jobs/batch", json={"jobs": [body, body_of("t")]})
+    assert [one["httpStatus"] for one in batch.json()["items"]] == [200, 202]
+    # A rule for new schedules does not refuse a repeat.
+    late = body_of("late", intervalMs=1000, endAt="2020-01-01T00:00:00Z")
+    await change(
+        api.database,
+        "UPDATE job_info SET client_request_id = 'late', request_digest = :digest "
+        "WHERE client_request_id = 'r'",
+        digest=request_digest(late),
+    )
+    assert (await api.client.post("/openapi/jobs", json=late)).status_code == 200
+
+
+async def test_nothing_fires_twice_whoever_tries(migrated_engine: Engine) -> None:
+    async with door(migrated_engine) as one, door(migrated_engine) as other:
+        made = [await schedule_of(one, overlapPolicy="allow") for _ in range(30)]
+        for schedule in made:
+            await moved_back(one.database, schedule, HOUR)
+        term = await new_term(one.database)
+        await asyncio.gather(
+            *(door_.parts.spawner.fire_due(term) for door_ in (one, other, one, other))
+        )
+        for schedule in made:
+            assert len(await children(one.database, schedule)) == 1
+
+
+async def test_a_holder_whose_term_is_over_fires_nothing(api: Door) -> None:
+    made = await schedule_of(api)
+    await moved_back(api.database, made, HOUR)
+    old = await new_term(api.database)
+    await new_term(api.database)
+    with pytest.raises(Fenced):
+        await api.parts.spawner.fire_due(old)
+    assert await children(api.database, made) == []
+    assert await value_of(api.database, "SELECT version FROM job_info WHERE id = :id", id=made) == 0
+
+
+async def test_a_fixed_delay_counts_from_the_end_of_the_run(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    assert (await job(api, made))["nextTriggerTime"] is None
+    await end_child(api.database, child["id"])
+    finished, due = (
+        await value_of(
+            api.database, "SELECT finished_at FROM job_info WHERE id = :id", id=child["id"]
+        ),
+        await value_of(
+            api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=made
+        ),
+    )
+    assert due == finished + HOUR
+    await fired(api, back_ms=HOUR, schedule=made)
+    first, second = await children(api.database, made)
+    await api.client.post(f"/openapi/jobs/{second['id']}/cancel")
+    assert (await job(api, made))["nextTriggerTime"] is not None
+    assert first["id"] != second["id"]
+
+
+async def test_a_delay_whose_end_was_not_followed_up_is_mended(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    await change(
+        api.database,
+        "UPDATE job_info SET status = 3, finished_at = 77 WHERE id = :id",
+        id=child["id"],
+    )
+    await api.parts.spawner.mend()
+    due = await value_of(
+        api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=made
+    )
+    assert due == 77 + HOUR
+
+
+async def test_max_fires_and_end_at_end_a_schedule(api: Door) -> None:
+    made = await schedule_of(
+        api,
+        overlapPolicy="allow",
+        misfirePolicy="all",
+        maxFires=2,
+        callbackUrl="http://203.0.113.9/hook",
+    )
+    waiting = asyncio.create_task(api.client.get(f"/openapi/jobs/{made}?wait=25"))
+    await until_async(lambda: api.parts.waiters.count == 1, what="the long poll")
+    await fired(api, back_ms=5 * HOUR, schedule=made)
+    async with asyncio.timeout(5):
+        assert (await waiting).json()["status"] == "SUCCEEDED"
+    assert len(await children(api.database, made)) == 2
+    shown = await job(api, made)
+    assert (shown["status"], shown["nextTriggerTime"]) == ("SUCCEEDED", None)
+    assert shown["finishedAt"] is not None
+    assert shown["schedule"]["fires"] == 2
+    assert await value_of(api.database, "SELECT COUNT(*) FROM callback_delivery") == 0
+    ending_one = await schedule_of(api, overlapPolicy="allow")
+    await change(
+        api.database,
+        "UPDATE job_info SET end_at = next_trigger_time - :back WHERE id = :id",
+        id=ending_one,
+        back=HOUR,
+    )
+    await fired(api, back_ms=2 * HOUR, schedule=ending_one)
+    assert (await job(api, ending_one))["status"] == "SUCCEEDED"
+
+
+async def test_skip_passes_over_while_a_run_goes_on(api: Door) -> None:
+    made = await schedule_of(api)
+    for _ in range(4):
+        await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    (row,) = await skips(api.database, made)
+    assert (row["count"], row["reason"]) == (3, "overlap")
+    assert row["to_time"] - row["from_time"] == 2 * HOUR
+    await end_child(api.database, child["id"])
+    await fired(api, back_ms=HOUR, schedule=made)
+    assert len(await children(api.database, made)) == 2
+
+
+async def test_queue_lets_one_wait_until_the_run_has_ended(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="queue")
+    for _ in range(4):
+        await fired(api, back_ms=HOUR, schedule=made)
+    first, second = await children(api.database, made)
+    assert (first["status"], second["status"]) == (JobStatus.WAITING, JobStatus.BLOCKED)
+    (row,) = await skips(api.database, made)
+    assert (row["count"], row["reason"]) == (2, "overlap")
+    await end_child(api.database, first["id"])
+    assert [one["status"] for one in await children(api.database, made)] == [
+        JobStatus.SUCCEEDED,
+        JobStatus.WAITING,
+    ]
+
+
+async def test_what_waits_is_freed_when_an_end_was_not_followed_up(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="queue")
+    for _ in range(2):
+        await fired(api, back_ms=HOUR, schedule=made)
+    first, second = await children(api.database, made)
+    await change(
+        api.database,
+        "UPDATE job_info SET status = 2, finished_at = 1 WHERE id = :id",
+        id=first["id"],
+    )
+    await api.parts.spawner.mend()
+    assert (await children(api.database, made))[1]["status"] == JobStatus.WAITING
+    assert second["status"] == JobStatus.BLOCKED
+
+
+async def test_replace_cancels_the_run_and_waits_until_it_has_stopped(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="replace", callbackUrl="http://203.0.113.9/hook")
+    await fired(api, back_ms=HOUR, schedule=made)
+    (first,) = await children(api.database, made)
+    term = await new_term(api.database)
+    (run,) = await claimed(api.database, [first["id"]], term=term)
+    await fired(api, back_ms=HOUR, schedule=made)
+    first, second = await children(api.database, made)
+    assert (first["status"], second["status"]) == (JobStatus.CANCELLED, JobStatus.BLOCKED)
+    assert "took its place" in first["error_message"]
+    assert await value_of(api.database, "SELECT COUNT(*) FROM callback_delivery") == 1
+    # Its worker says that the run is over.
+    await settled(api.database, ending(run, ExecutionStatus.CANCELLED))
+    assert (await children(api.database, made))[1]["status"] == JobStatus.WAITING
+    # One that has not begun is replaced at once.
+    await fired(api, back_ms=HOUR, schedule=made)
+    assert [one["status"] for one in await children(api.database, made)] == [
+        JobStatus.CANCELLED,
+        JobStatus.CANCELLED,
+        JobStatus.WAITING,
+    ]
+
+
+async def test_pause_puts_on_record_what_is_missed(api: Door) -> None:
+    made = await schedule_of(api)
+    assert (await api.client.post(f"/openapi/jobs/{made}/pause")).json()["status"] == "PAUSED"
+    await moved_back(api.database, made, 5 * HOUR)
+    assert await fired(api) == 0
+    answer = await api.client.post(f"/openapi/jobs/{made}/resume")
+    assert answer.json()["status"] == "SCHEDULED", answer.text
+    (row,) = await skips(api.database, made)
+    assert (row["count"], row["reason"]) == (5, "paused")
+    assert await fired(api) == 0
+    await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, 3 * HOUR)
+    again = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "catchUp"})
+    assert again.status_code == 200
+    await fired(api)
+    assert len(await children(api.database, made)) == 1
+    assert [one["reason"] for one in await skips(api.database, made)] == ["paused", "misfire_once"]
+    task = await api.submitted()
+    await api.client.post(f"/openapi/jobs/{task}/pause")
+    refused = await api.client.post(f"/openapi/jobs/{task}/resume", json={"missed": "skip"})
+    assert refused.status_code == 422
+
+
+async def patch(api: Door, job_id: int, **fields: Any) -> Any:
+    shown = await job(api, job_id)
+    return await api.client.patch(
+        f"/openapi/jobs/{job_id}", json=fields, headers={"If-Match": f'"{shown["revision"]}"'}
+    )
+
+
+async def test_patch_finds_the_next_fire_anew_and_loses_none_before(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="allow", misfirePolicy="all")
+    await moved_back(api.database, made, 2 * HOUR)
+    answer = await patch(api, made, intervalMs=10 * HOUR, priority=9, params={"n": 1})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["schedule"]["intervalMs"] == 10 * HOUR
+    before = await children(api.database, made)
+    assert len(before) == 2
+    assert await fired(api) == 0
+    due = await value_of(
+        api.database,
+        f"SELECT next_trigger_time - {api.database.now_ms} FROM job_info WHERE id = :id",
+        id=made,
+    )
+    assert 9 * HOUR < due <= 10 * HOUR
+    await fired(api, back_ms=10 * HOUR, schedule=made)
+    last = (await children(api.database, made))[-1]
+    assert (last["priority"], last["params"]) == (9, '{"n":1}')
+    for fields, code in (
+        ({"cronExpr": "* * * * *"}, 422),
+        ({"runAt": "2030-01-01T00:00:00Z"}, 422),
+        ({"intervalMs": 5}, 422),
+        ({"endAt": "2020-01-01T00:00:00Z"}, 422),
+        ({"misfirePolicy": "once", "misfireCap": 2}, 422),
+        ({"misfirePolicy": "once"}, 200),
+        ({"maxFires": 1}, 200),
+    ):
+        answer = await patch(api, made, **fields)
+        assert answer.status_code == code, (fields, answer.text)
+    await fired(api)
+    assert (await job(api, made))["status"] == "SUCCEEDED"
+    task = await api.submitted()
+    refused = await patch(api, task, overlapPolicy="skip")
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/overlapPolicy"
+
+
+async def test_patch_of_a_paused_schedule_puts_the_past_on_record(api: Door) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *")
+    await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, 3 * HOUR)
+    answer = await patch(api, made, cronExpr="0 0 0 ? * MON", timezone="Asia/Tokyo")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] == "PAUSED"
+    assert answer.json()["schedule"]["cronDialect"] == "quartz"
+    assert [(one["count"], one["reason"]) for one in await skips(api.database, made)] == [
+        (3, "paused")
+    ]
+
+
+async def test_trigger_makes_a_run_now_once_for_each_request_id(api: Door) -> None:
+    made = await schedule_of(api, params={"a": 1}, labels={"k": "v"})
+    path = f"/openapi/jobs/{made}/trigger"
+    first = await api.client.post(path, json={"params": {"b": "z" * 2000}, "clientRequestId": "x"})
+    assert first.status_code == 200, first.text
+    child = first.json()
+    assert (child["parentId"], child["clientRequestId"]) == (made, "x")
+    assert child["params"] == {"b": "z" * 2000}
+    again = await api.client.post(path, json={"params": {"b": "z" * 2000}, "clientRequestId": "x"})
+    assert again.json()["jobId"] == child["jobId"]
+    other = await api.client.post(path, json={"params": {"b": 3}, "clientRequestId": "x"})
+    assert other.status_code == 409
+    plain = await api.client.post(path)
+    assert plain.json()["params"] == {"a": 1}
+    assert plain.json()["jobId"] != child["jobId"]
+    keys = {one["child_key"] for one in await children(api.database, made)}
+    assert "manual:x" in keys
+    # A fire finds that a run goes on.
+    await fired(api, back_ms=HOUR, schedule=made)
+    assert len(await children(api.database, made)) == 2
+    assert [one["reason"] for one in await skips(api.database, made)] == ["overlap"]
+    task = await api.submitted()
+    refused = await api.client.post(f"/openapi/jobs/{task}/trigger", json={"clientRequestId": "y"})
+    assert refused.status_code == 422
+
+
+async def test_cancel_leaves_the_children_unless_told(api: Door) -> None:
+    for flag in (False, True):
+        made = await schedule_of(api, overlapPolicy="allow", callbackUrl="http://203.0.113.9/h")
+        await fired(api, back_ms=HOUR, schedule=made)
+        await fired(api, back_ms=HOUR, schedule=made)
+        path = f"/openapi/jobs/{made}/cancel" + ("?children=true" if flag else "")
+        answer = await api.client.post(path)
+        assert answer.json()["status"] == "CANCELLED"
+        states = {one["status"] for one in await children(api.database, made)}
+        assert states == {JobStatus.CANCELLED if flag else JobStatus.WAITING}
+        assert await fired(api, back_ms=HOUR, schedule=made) == 0
+    assert await value_of(api.database, "SELECT COUNT(*) FROM callback_delivery") == 2
+
+
+async def test_a_retried_child_counts_as_a_run_that_goes_on(api: Door) -> None:
+    made = await schedule_of(api)
+    await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    await api.client.post(f"/openapi/jobs/{child['id']}/cancel")
+    await api.client.post(f"/openapi/jobs/{child['id']}/retry")
+    await fired(api, back_ms=HOUR, schedule=made)
+    assert len(await children(api.database, made)) == 1
+
+
+async def test_schedules_are_listed_by_their_handler(api: Door) -> None:
+    made = await schedule_of(api)
+    listed = (await api.client.get("/openapi/jobs?handler=echo")).json()["items"]
+    assert [one["jobId"] for one in listed] == [made]
+    assert listed[0]["schedule"]["intervalMs"] == HOUR
+    assert (await api.client.get("/openapi/jobs?status=SCHEDULED")).json()["items"] == listed
+
+
+async def test_a_schedule_that_cannot_be_planned_stops_no_other(api: Door) -> None:
+    broken = await schedule_of(api, cronExpr="* * * * *")
+    sound = await schedule_of(api)
+    await moved_back(api.database, broken, HOUR)
+    await moved_back(api.database, sound, HOUR)
+    await change(
+        api.database, "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id", id=broken
+    )
+    cursor = await value_of(
+        api.database, "SELECT trigger_ts FROM job_info WHERE id = :id", id=broken
+    )
+    await fired(api)
+    assert len(await children(api.database, sound)) == 1
+    # Nothing is lost: once the zone is there again, it goes on from where it was.
+    assert (await job(api, broken))["status"] == "SCHEDULED"
+    await change(
+        api.database,
+        "UPDATE job_info SET timezone = 'UTC', next_trigger_time = 1 WHERE id = :id",
+        id=broken,
+    )
+    assert cursor == await value_of(
+        api.database, "SELECT trigger_ts FROM job_info WHERE id = :id", id=broken
+    )
+    await fired(api)
+    assert sum(one["count"] for one in await skips(api.database, broken)) in {59, 60}
+
+
+async def test_what_all_schedules_catch_up_on_is_spread_over_transactions(api: Door) -> None:
+    made = [
+        await schedule_of(
+            api, intervalMs=1000, overlapPolicy="allow", misfirePolicy="all", misfireCap=1000
+        )
+        for _ in range(4)
+    ]
+    for schedule in made:
+        await moved_back(api.database, schedule, HOUR)
+    term = await new_term(api.database)
+    assert await api.parts.spawner.fire_due(term) == 4
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info WHERE kind = 0") < 2100
+    await api.parts.spawner.fire_due(term)
+    for schedule in made:
+        assert 1000 <= len(await children(api.database, schedule)) <= 1020
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_schedule_whose_zone_is_gone_is_cured_by_a_patch(api: Door, paused: bool) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *")
+    if paused:
+        await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, 2 * HOUR)
+    await change(api.database, "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id", id=made)
+    if paused:
+        refused = await api.client.post(f"/openapi/jobs/{made}/resume")
+        assert refused.json()["errors"][0]["pointer"] == "/timezone"
+    answer = await patch(api, made, timezone="Europe/Paris")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["schedule"]["timezone"] == "Europe/Paris"
+    if paused:
+        assert (await api.client.post(f"/openapi/jobs/{made}/resume")).status_code == 200
+    await fired(api, back_ms=HOUR, schedule=made)
+    assert len(await children(api.database, made)) == 1
+
+
+async def test_what_is_repeated_after_an_unknown_commit_is_done_once(api: Door) -> None:
+    """`Database.write` runs its work again when a commit's answer was lost."""
+    database = api.database
+    made = await schedule_of(api, misfirePolicy="once")
+    await moved_back(database, made, 5 * HOUR)
+    term, token = await new_term(database), new_token()
+
+    async def fire(connection: AsyncConnection) -> int:
+        rows = await lock_due(connection, database, [made])
+        if rows:
+            await fire_locked(connection, database, rows, grace_ms=1, token=token, term=term)
+        return len(rows)
+
+    assert [await database.write(fire) for _ in range(2)] == [1, 0]
+    assert len(await children(database, made)) == 1
+    assert [one["count"] for one in await skips(database, made)] == [4]
+
+    verbs = ScheduleVerbs(api.parts.ground)
+    now = int(await value_of(database, f"SELECT {database.now_ms}"))
+    for request_id in (None, "lost"):
+        manual = ManualFire(f"manual:{request_id}", now, new_token(), request_id, "{}", True, "1")
+        told = []
+        for _ in range(2):
+            outcome = Outcome()
+
+            async def trigger(
+                connection: AsyncConnection,
+                manual: ManualFire = manual,
+                outcome: Outcome = outcome,
+            ) -> None:
+                job = await lock_job(connection, database, Asked(made, 0, new_token()), "trigger")
+                assert isinstance(job, RowMapping)
+                await verbs.trigger(connection, job, manual, outcome)
+
+            await database.write(trigger)
+            told.append((outcome.child_id, outcome.is_new))
+        assert told[0] == told[1]
+        assert told[0][1]
+    assert len(await children(database, made)) == 3
+    new = NewBackfill(made, new_token(), 1, 2, 1)
+    first, again = [
+        await database.write(lambda connection: insert_backfill(connection, database, new))
+        for _ in range(2)
+    ]
+    assert first["id"] == again["id"]
