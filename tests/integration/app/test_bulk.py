@@ -192,8 +192,7 @@ async def test_many_jobs_have_one_turn_each_in_the_order_of_their_ids(
 async def test_pause_resume_and_retry_are_those_of_the_single_verbs(api: Door) -> None:
     database = api.database
     waiting = await insert(database, 3, labels={"a": "b"})
-    (schedule,) = await put(database, 1, _S.SCHEDULED, labels={"a": "b"})
-    await change(database, "UPDATE job_info SET kind = 1 WHERE id = :id", id=schedule)
+    schedule = await api.submitted(intervalMs=HOUR_MS, labels={"a": "b"})
     failed = await put(database, 2, _S.FAILED, labels={"a": "b"})
     wakes: list[Signal] = []
     api.parts.ground.bus.subscribe(WAKE, wakes.append)
