@@ -6,18 +6,23 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-p8 simulate check verify generate release-api lock clean
+.PHONY: help up test test-contract test-p8 simulate check verify generate release-api lock clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ (ONCUE_* is passed on)
 	@tools/bootstrap server
 	@exec .venv/bin/oncue up
 
-test: ## Run the whole test suite; ARGS="-k name" is passed to pytest
+test: ## Run the test suite; ARGS="-k name" is passed to pytest
 	@tools/bootstrap dev
-	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup --ignore tests/contract --ignore tests/image $(ARGS)
+
+test-contract: ## Compile and run generated clients, fuzz both documents, carry out the image's and compose's commands
+	@tools/bootstrap dev
+	@tools/bootstrap contract
+	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup tests/contract tests/image $(ARGS)
 
 test-p8: ## Kill dispatchers while 200 schedules fire each second for two minutes
 	@tools/bootstrap dev
@@ -33,7 +38,7 @@ check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	.venv/bin/ruff check
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
-	$(PYTHON_IN_VENV) -m pytest -q tests/unit
+	$(PYTHON_IN_VENV) -m pytest -q -n 2 tests/unit
 
 verify: ## Fail when a generated file is stale, or the API breaks clients of the last release
 	@tools/bootstrap dev
