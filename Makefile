@@ -6,7 +6,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check verify generate release-api lock clean
+.PHONY: help up test test-faults check verify generate release-api lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ 
 test: ## Run the whole test suite; ARGS="-k name" is passed to pytest
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-faults: ## Break a running cluster in every way and judge it; SEED= replays, SECONDS= and JOBS= bound it, ARGS="-k name"
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m pytest -m faults tests/faults $(ARGS)
+	$(PYTHON_IN_VENV) -m tests.faults.run $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
 check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	@tools/bootstrap dev
