@@ -201,6 +201,7 @@ async def open_parts(
         leases=leases,
         executor=executor,
         clock=clock,
+        may_begin=liveness.may_begin,
     )
     beats = Beats(
         identity,

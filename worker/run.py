@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
 import orjson
 import structlog
@@ -70,8 +70,10 @@ class Intake:
         leases: Leases,
         executor: Executor,
         clock: DatabaseClock,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
         self._worker_id = worker_id
+        self._may_begin = may_begin
         self._boot_id = boot_id
         self._prefix = prefix
         self._offered = offered
@@ -196,6 +198,8 @@ class Intake:
             for execution in reserved.values():
                 self._held.roll_back(execution)
             raise
+        if reserved and not self._may_begin():
+            self._refuse_unheard(reserved.values())
         given_back: list[Execution] = []
         for (index, execution), value in zip(reserved.items(), values, strict=False):
             refusal = self._second_thought(execution)
@@ -224,6 +228,17 @@ class Intake:
                 answers[index] = self._reject(run.execution_id, reason)
         if given_back:
             self._spawn(self._give_back(given_back))
+
+    def _refuse_unheard(self, reserved: Iterable[Execution]) -> NoReturn:
+        """Begin nothing: this worker may have been given up, and its runs given to others.
+
+        So it is with requests that waited in the socket of a process that was paused.
+        """
+        given_back = list(reserved)
+        for execution in given_back:
+            self._held.roll_back(execution)
+        self._spawn(self._give_back(given_back))
+        raise LeaseUnavailable("no dispatcher has acknowledged a beat for too long")
 
     def _second_thought(self, execution: Execution) -> RejectReason | None:
         """A refusal or a drain may have come while Redis was asked."""
