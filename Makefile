@@ -6,7 +6,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-contract test-p8 simulate check verify generate release-api lock clean
+.PHONY: help up test test-contract test-faults test-p8 simulate check verify generate release-api lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,11 @@ test-p8: ## Kill dispatchers while 200 schedules fire each second for two minute
 simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each over ten minutes of faults in seconds
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),1)
+
+test-faults: ## Break a running cluster in every way and judge it; SEED= replays, SECONDS= and JOBS= bound it, ARGS="-k name"
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m pytest -m faults tests/faults tests/simulation $(ARGS)
+	$(PYTHON_IN_VENV) -m tests.faults.run $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
 check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	@tools/bootstrap dev

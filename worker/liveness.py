@@ -61,6 +61,14 @@ class Liveness:
         """Age of the last acknowledged beat, None before the first."""
         return None if self._beat_at is None else self._clock() - self._beat_at
 
+    def may_begin(self) -> bool:
+        """True while nobody can have given this worker up: its last beat is young enough.
+
+        A worker whose first beat is on its way is not known to anybody who could.
+        """
+        age = self.beat_age_seconds()
+        return age is None or age <= self._limit
+
     def must_stop(self) -> bool:
         """True when both channels are silent for too long, or were while runs went on.
 

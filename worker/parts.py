@@ -198,6 +198,7 @@ async def open_parts(
         leases=leases,
         executor=executor,
         clock=clock,
+        may_begin=liveness.may_begin,
     )
     beats = Beats(
         identity,

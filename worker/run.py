@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, NoReturn
 
 import orjson
 import structlog
@@ -79,8 +79,10 @@ class Intake:
         leases: Leases,
         executor: Executor,
         clock: DatabaseClock,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
         self._worker_id = worker_id
+        self._may_begin = may_begin
         self._boot_id = boot_id
         self._prefix = prefix
         self._offered = offered
@@ -206,16 +208,14 @@ class Intake:
             Wanted(run_key(self._prefix, run.job_id, run.trigger_ts))
             for run, _ in looked_at.values()
         ]
-        asked_at = boot_seconds()
         try:
-            values = await self._leases.take(wanted)
-            if boot_seconds() - asked_at > LATEST_LEASE_SECONDS:
-                # This process was frozen meanwhile: the leases may have run out, and more.
-                raise LeaseUnavailable("Redis answered, but too long ago")
+            values = await self._take_leases(wanted)
         except BaseException:
             for execution in reserved.values():
                 self._held.roll_back(execution)
             raise
+        if reserved and not self._may_begin():
+            self._refuse_unheard(reserved.values())
         given_back: list[Execution] = []
         for (index, execution), value in zip(reserved.items(), values, strict=False):
             refusal = self._second_thought(execution)
@@ -244,6 +244,25 @@ class Intake:
                 answers[index] = self._reject(run.execution_id, reason)
         if given_back:
             self._spawn(self._give_back(given_back))
+
+    async def _take_leases(self, wanted: Sequence[Wanted]) -> Sequence[bytes | None]:
+        asked_at = boot_seconds()
+        values = await self._leases.take(wanted)
+        if boot_seconds() - asked_at > LATEST_LEASE_SECONDS:
+            # This process was frozen meanwhile: the leases may have run out, and more.
+            raise LeaseUnavailable("Redis answered, but too long ago")
+        return values
+
+    def _refuse_unheard(self, reserved: Iterable[Execution]) -> NoReturn:
+        """Begin nothing: this worker may have been given up, and its runs given to others.
+
+        So it is with requests that waited in the socket of a process that was paused.
+        """
+        given_back = list(reserved)
+        for execution in given_back:
+            self._held.roll_back(execution)
+        self._spawn(self._give_back(given_back))
+        raise LeaseUnavailable("no dispatcher has acknowledged a beat for too long")
 
     def _second_thought(self, execution: Execution) -> RejectReason | None:
         """A refusal or a drain may have come while Redis was asked."""

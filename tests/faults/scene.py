@@ -28,6 +28,7 @@ class Scene:
         self.cluster = cluster
         self.told: list[Event] = []
         self.platform = cluster.platform
+        self.http = httpx.Client(timeout=10, trust_env=False)
 
     def submit(self, handler: str, ms: int, *, via: str = "dispatcher-1", **fields: Any) -> int:
         """Submit a job, with a callback, at one of the dispatchers; return its id."""
@@ -42,7 +43,7 @@ class Scene:
             **fields,
         }
         url = self.platform.services[via].url
-        answer = httpx.post(f"{url}/openapi/jobs", json=body, timeout=10, trust_env=False)
+        answer = self.http.post(f"{url}/openapi/jobs", json=body)
         assert answer.status_code == 202, answer.text
         job_id = int(answer.json()["jobId"])
         self.told.append(
@@ -128,4 +129,6 @@ def scene(
         own=own,
     )
     with cluster.running():
-        yield Scene(cluster)
+        one = Scene(cluster)
+        with one.http:
+            yield one

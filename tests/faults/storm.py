@@ -91,8 +91,10 @@ class Storm:
                 with cluster.froze(target):
                     time.sleep(fault.seconds)
             case Kind.RESTART if is_node:
+                was_ready = cluster.platform.services[target].ready()
                 code = cluster.terminate(target)
-                if code != 0:
+                # One that has not finished its start has nothing to end in order.
+                if code != 0 and was_ready:
                     self.broken.append(f"{target} ended with {code} on SIGTERM")
                 time.sleep(fault.seconds)
                 cluster.restart(target)

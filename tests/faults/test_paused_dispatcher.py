@@ -28,12 +28,12 @@ def test_nothing_is_claimed_or_run_twice_after_a_minutes_sleep_and_others_go_on(
         process = psutil.Process(one.platform.services[active].child.pid)
         until(lambda: process.status() == psutil.STATUS_STOPPED, 20, what=f"{active} to be stopped")
         stopped_at = time.monotonic()
+        held = _row_is_locked(one, caught)
+        assert held == (plant == "stop_in_claim"), "the scene is what it is meant to be"
         others = [one.submit("fault_async", 0, via=other) for _ in range(20)]
         begins = [one.started(job_id).at - stopped_at for job_id in others]
         print(f"{plant}: 20 other jobs began within {max(begins):.1f} s")
         assert max(begins) < GO_ON_SECONDS
-        held = _row_is_locked(one, caught)
-        assert held == (plant == "stop_in_claim"), "the scene is what it is meant to be"
         until(
             lambda: time.monotonic() > stopped_at + ASLEEP_SECONDS,
             ASLEEP_SECONDS + 5,

@@ -17,6 +17,7 @@ from tests.support.checker import (
     JobRow,
     RedisTrouble,
     Report,
+    RetryAsked,
     Seen,
     Webhook,
     add_up,
@@ -180,3 +181,39 @@ def test_figures_add_up() -> None:
     )
 
     assert (total.jobs, total.slowest_recovery_seconds) == (5, 5.0)
+
+
+def test_a_retry_of_the_caller_is_another_life_with_an_end_of_its_own() -> None:
+    again = (Began(3.5, "w2#b", 7, "e2", 3000), Ended(3.6, "w2#b", "e2", "returned"))
+    events = [
+        ACCEPTED,
+        CancelAsked(2.2, 7),
+        BEGAN,
+        Ended(2.5, "w1#a", "e1", "stopped"),
+        Seen(2.6, 7, "CANCELLED"),
+        Webhook(2.7, "hook-1", 7, "CANCELLED", "e1", 200),
+        *again,
+        Webhook(4.0, "hook-2", 7, "SUCCEEDED", "e2", 200),
+        JobRow(9.0, 7, "r1", "SUCCEEDED", "e2", 3.6),
+        row("e1", "CANCELLED"),
+        row("e2", worker="w2#b", trigger=3000),
+    ]
+
+    assert found(*events) == ["P4", "P5", "P7"]
+    assert found(*events, RetryAsked(2.8, 7)) == []
+    untold = [one for one in events if not (isinstance(one, Webhook) and one.at == 4.0)]
+    assert found(*untold, RetryAsked(2.8, 7)) == ["P7"]
+
+
+def test_a_child_that_outlives_its_worker_runs_until_its_own_end() -> None:
+    second = (Began(2.6, "w2#b", 7, "e2", 2001), Ended(3.0, "w2#b", "e2", "returned"))
+    rest = (
+        TOLD,
+        JobRow(9.0, 7, "r1", "SUCCEEDED", "e2", 3.0),
+        row("e1", "LOST"),
+        row("e2", worker="w2#b", trigger=2001),
+    )
+    child = (Died(2.4, "w1#a"), *second[:1], Ended(2.8, "w1#a", "e1", "died"), *second[1:])
+
+    assert found(ACCEPTED, BEGAN, Died(2.4, "w1#a"), *second, *rest) == []
+    assert found(ACCEPTED, BEGAN, *child, *rest) == ["P4"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import uvloop
 from redis.asyncio import Redis
@@ -19,7 +21,8 @@ def test_a_write_to_a_connection_that_was_just_reset_is_a_loss(sqlite_engine: En
 
 
 async def _lose(client: Redis) -> None:
-    connection = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+    pool: Any = client.connection_pool
+    connection = await pool.get_connection()
     transport = connection._writer.transport
 
     def is_closed() -> bool:
@@ -33,6 +36,6 @@ async def _lose(client: Redis) -> None:
     await until_async(is_closed, what="the event loop to refuse the transport")
     with pytest.raises(RedisError):
         await connection.send_command("PING")
-    await client.connection_pool.release(connection)
+    await pool.release(connection)
     assert await client.ping()
     await client.aclose()

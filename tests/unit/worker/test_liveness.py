@@ -101,3 +101,18 @@ async def test_the_process_exits_when_a_run_cannot_be_stopped(
     assert exits[0] == EXIT_CODE
     assert execution.id in told
     assert execution.cancel_event.is_set()
+
+
+def test_nothing_is_begun_when_the_last_acknowledged_beat_is_too_old() -> None:
+    now = 100.0
+    liveness = Liveness(has_runs=lambda: True, clock=lambda: now, silence_seconds=12.0)
+    assert liveness.may_begin(), "its first beat is on its way"
+    liveness.beat_acknowledged(100.0)
+    now = 112.0
+    assert liveness.may_begin()
+    now = 112.1
+    assert not liveness.may_begin()
+    liveness.renewed(112.1)
+    assert not liveness.may_begin(), "Redis does not know who was given up"
+    liveness.beat_acknowledged(112.1)
+    assert liveness.may_begin()
