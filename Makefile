@@ -17,12 +17,12 @@ up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ 
 
 test: ## Run the test suite; ARGS="-k name" is passed to pytest
 	@tools/bootstrap dev
-	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup --ignore tests/contract --ignore tests/image $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -n 3 --dist loadgroup --ignore tests/contract --ignore tests/docs --ignore tests/image $(ARGS)
 
-test-contract: ## Compile and run generated clients, fuzz both documents, carry out the image's and compose's commands
+test-contract: ## Run generated clients, the fuzzer, every example of the docs, and the image's and compose's commands
 	@tools/bootstrap dev
 	@tools/bootstrap contract
-	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadgroup tests/contract tests/image $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -n 3 --dist loadgroup tests/contract tests/docs tests/image $(ARGS)
 
 test-p8: ## Kill dispatchers while 200 schedules fire each second for two minutes
 	@tools/bootstrap dev

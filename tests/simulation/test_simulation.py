@@ -20,12 +20,13 @@ from tests.support.checker import add_up
 pytestmark = pytest.mark.xdist_group("simulation")
 
 PROCESSES = 2
-SECONDS = 20
-FEWEST = 2
+SECONDS = 60
+FEWEST = 4
 MOST = 400
 WITHIN = 500
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_no_seed_breaks_a_promise() -> None:
     played = list(play_all(range(1, MOST + 1), processes=PROCESSES, seconds=SECONDS))
@@ -46,7 +47,6 @@ def test_the_same_seed_gives_the_same_history_byte_for_byte() -> None:
 
     assert first.count("\n") > 300
     assert first == second
-    assert first != _history_of(4, "1")
 
 
 @pytest.mark.faults
