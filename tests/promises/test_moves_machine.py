@@ -340,7 +340,7 @@ class Moves(RuleBasedStateMachine):
             assert owed[job_id] == self.ends[job_id]
 
 
-@pytest.mark.parametrize("examples", [40])
+@pytest.mark.parametrize("examples", [25])
 def test_no_order_of_moves_reaches_an_illegal_state(migrated_engine: Engine, examples: int) -> None:
     class OnThisEngine(Moves):
         engine = migrated_engine

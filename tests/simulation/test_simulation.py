@@ -41,6 +41,7 @@ def test_no_seed_breaks_a_promise() -> None:
     assert total.run_again_after_death > 0
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_history_byte_for_byte() -> None:
     first, second = (_history_of(3, hash_seed) for hash_seed in ("1", "2"))
