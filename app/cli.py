@@ -17,9 +17,9 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 from typer.exceptions import TyperException
 
-from app import client_logs  # noqa: F401 - adds its command
-from app.client_commands import INTERRUPTED, AsJson, commands
-from app.client_show import examples, printable
+from app.client import change, fleet, logs, look, submit
+from app.client.show import examples, printable
+from app.client.talk import INTERRUPTED, AsJson, commands
 from app.cron_commands import commands as cron_commands
 from app.settings import Settings, is_loopback
 from oncue.version import __version__
@@ -34,6 +34,15 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Each file has added its commands; the help shows them in this order.
+_ORDER = [one.__name__ for one in (submit, look, logs, change, fleet)]
+commands.registered_commands.sort(
+    key=lambda one: (
+        _ORDER.index(one.callback.__module__)
+        if one.callback is not None and one.callback.__module__ in _ORDER
+        else len(_ORDER)
+    )
 )
 app.add_typer(commands)
 app.add_typer(cron_commands)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from app import client_show as show
+from app.client import show
 
 if TYPE_CHECKING:
     from app.schedules.preview import Preview

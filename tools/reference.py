@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from app.cli import app
-from app.client_commands import commands as client_commands
+from app.client.talk import commands as client_commands
 from app.edge.problems import STATUS_OF, TITLE_OF
 from app.embedded import UpSettings
 from app.settings import Settings

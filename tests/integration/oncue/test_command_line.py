@@ -15,7 +15,7 @@ import typer.main
 import typer.models
 
 from app.cli import app
-from app.client_commands import commands
+from app.client.talk import commands
 from oncue import __version__
 from oncue.testing import Platform
 from tests.support.cli import ONCUE, cli_environment, oncue

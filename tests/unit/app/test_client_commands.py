@@ -9,8 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from app.cli import app
-from app.client_commands import BAD_USAGE
-from app.client_show import print_table, refusal
+from app.client.show import print_table, refusal
+from app.client.talk import BAD_USAGE
 from oncue import ApiError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.client_schema import field_rows
+from app.client.schema import field_rows
 from app.fleet.params_check import ParamsCheck
 from app.fleet.schema_cost import TOO_MUCH, SchemaCost, UnusableSchema
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from app.client_schema import field_rows
+from app.client.schema import field_rows
 
 if TYPE_CHECKING:
     from rich.console import Console

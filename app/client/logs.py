@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from app import client_show as show
-from app.client_commands import ApiKey, JobId, Url, commands, talking
+from app.client import show
+from app.client.talk import ApiKey, JobId, Url, commands, talking
 
 if TYPE_CHECKING:
     from rich.console import Console

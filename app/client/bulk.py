@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from app import client_show as show
+import typer
+
+from app.client import show
+from app.client.talk import (
+    BAD_USAGE,
+    INTERRUPTED,
+    JOB_NOT_SUCCEEDED,
+    NOT_REACHED,
+    WAIT_TIMED_OUT,
+    ApiKey,
+    AsJson,
+    Limit,
+    Url,
+    WaitSeconds,
+    commands,
+    end,
+    has_more,
+    needs_wait,
+    talking,
+)
 
 if TYPE_CHECKING:
     from oncue import BulkCount, BulkOperation, Client
@@ -22,6 +42,22 @@ _DONE: Final = {
     "pause": "paused",
     "resume": "resumed",
 }
+
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME=VALUE: status, handler, name-prefix, label, created-from, created-to, "
+        "finished-from or finished-to. May be repeated; all must hold."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count what matches --where.")]
+Rate = Annotated[float | None, typer.Option(help="Most jobs a second.", min=0.1)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before --where changes jobs.")]
+BulkRequestId = Annotated[
+    str | None, typer.Option(help="The idempotency key of --where; drawn when left out.")
+]
+BulkWait = Annotated[bool, typer.Option("--wait", help="Return when the bulk operation has ended.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +210,111 @@ def _refused(operation: BulkOperation) -> str:
 
 def _where(operation: BulkOperation) -> str:
     return " ".join(f"{name}={value}" for name, value in operation.filter.items())
+
+
+@commands.command(
+    name="bulk",
+    epilog=show.examples(
+        "oncue bulk",
+        "oncue bulk 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b --wait",
+        "oncue bulk 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b --cancel",
+    ),
+)
+def bulk_operations(
+    operation_id: Annotated[
+        str | None,
+        typer.Argument(help="One operation; all by default.", metavar="ID", show_default=False),
+    ] = None,
+    call_off: Annotated[
+        bool, typer.Option("--cancel", help="End it; what is changed stays so.")
+    ] = False,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """List bulk operations, newest first; or show one, wait for its end, or cancel it."""
+    needs_wait(wait, timeout)
+    if operation_id is None and (call_off or wait):
+        end(BAD_USAGE, "--cancel and --wait need an operation's id; see `oncue bulk --help`")
+    with talking(url, api_key) as client:
+        if operation_id is None:
+            found = client.bulk_operations(page_size=min(limit, 200))
+            operations = list(itertools.islice(found, limit))
+            if as_json:
+                show.show_json_list(operations)
+            else:
+                more = has_more(found, operations, limit)
+                show_operations(operations, more=more)
+            return
+        one = (client.cancel_bulk if call_off else client.bulk_operation)(operation_id)
+        finish_bulk(client, one, wait=wait, timeout=timeout, as_json=as_json)
+
+
+def the_one(job_id: int | None, asked: Asked) -> int | None:
+    """Return the one job that is meant, None for many; ends the command when it is not clear."""
+    if job_id is not None and asked.where:
+        end(BAD_USAGE, f"give a job's id or --where, not both; see `oncue {asked.action} --help`")
+    if job_id is None and not asked.where:
+        end(
+            BAD_USAGE,
+            "give a job's id, or --where NAME=VALUE for all that match; "
+            f"see `oncue {asked.action} --help`",
+        )
+    if job_id is not None and asked.has_options:
+        end(
+            BAD_USAGE,
+            "--dry-run, --rate, --yes, --request-id, --wait and --timeout are for --where; "
+            f"see `oncue {asked.action} --help`",
+        )
+    needs_wait(asked.wait, asked.timeout)
+    return job_id
+
+
+def change_many(client: Client, asked: Asked, *, as_json: bool) -> None:
+    """Count, ask, and change what matches; as careful as the answer of a person can be."""
+    try:
+        narrowed = filter_of(asked.where)
+        if asked.dry_run:
+            count = client.bulk_count(asked.action, **narrowed)
+            show.show_json(count) if as_json else show_count(count)
+            return
+        if not asked.yes:
+            if not sys.stdin.isatty():
+                end(BAD_USAGE, "--where changes many jobs: say --yes, or --dry-run to count them")
+            if not confirmed(client.bulk_count(asked.action, **narrowed)):
+                end(BAD_USAGE, "nothing was changed")
+        operation = client.bulk(
+            asked.action, rate=asked.rate, request_id=asked.request_id, **narrowed
+        )
+    except ValueError as error:
+        end(BAD_USAGE, str(error))
+    finish_bulk(client, operation, wait=asked.wait, timeout=asked.timeout, as_json=as_json)
+
+
+def finish_bulk(
+    client: Client, operation: BulkOperation, *, wait: bool, timeout: float | None, as_json: bool
+) -> None:
+    """Show an operation, with `wait` once it has ended; the command ends as it did."""
+    from oncue import BulkTimeout, Unavailable
+
+    def shown(one: BulkOperation) -> None:
+        show.show_json(one) if as_json else show_operation(one)
+
+    if not wait:
+        shown(operation)
+        return
+    try:
+        ended = watched(client, operation, timeout)
+    except BulkTimeout as error:
+        shown(error.operation)
+        end(WAIT_TIMED_OUT, str(error))
+    except Unavailable as error:
+        end(NOT_REACHED, f"{error}; bulk operation {operation.operation_id} goes on")
+    except KeyboardInterrupt:
+        end(INTERRUPTED, f"interrupted; bulk operation {operation.operation_id} goes on")
+    shown(ended)
+    if ended.status != "SUCCEEDED":
+        raise typer.Exit(JOB_NOT_SUCCEEDED)

@@ -1,0 +1,179 @@
+"""Commands that change jobs: the verbs, for one job or with --where for many."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import typer
+
+from app.client import bulk, complete, show
+from app.client.bulk import BulkRequestId, BulkWait, DryRun, Rate, Where, Yes, change_many, the_one
+from app.client.flags import moment_of, params_of
+from app.client.talk import (
+    BAD_USAGE,
+    ApiKey,
+    AsJson,
+    JobId,
+    ScheduleId,
+    Url,
+    WaitSeconds,
+    commands,
+    end,
+    show_one,
+    talking,
+)
+
+OneJob = Annotated[
+    int | None,
+    typer.Argument(
+        help="The job's id; or give --where.",
+        min=1,
+        show_default=False,
+        metavar="ID",
+        autocompletion=complete.job_ids,
+    ),
+]
+
+
+_Verb = Literal["cancel", "retry", "pause"]
+_MANY: Final[dict[_Verb, tuple[str, str]]] = {
+    "cancel": (
+        "Cancel a job that has not ended, or with --where all that match.",
+        "oncue cancel --where handler=send-invoice --where status=WAITING --dry-run",
+    ),
+    "retry": (
+        "Open a FAILED or CANCELLED job again, with all its attempts anew; or all that match.",
+        "oncue retry --where status=FAILED --where finished-from=2030-01-31T02:00:00Z --rate 50",
+    ),
+    "pause": (
+        "Keep a waiting job from running until it is resumed; or all that match.",
+        "oncue pause --where label=team=billing --yes --wait",
+    ),
+}
+
+
+def _add_verb(verb: _Verb, does: str, example: str) -> None:
+    """Add a command that changes one job, or all that match."""
+
+    def change(
+        job_id: OneJob = None,
+        where: Where = None,
+        dry_run: DryRun = False,
+        rate: Rate = None,
+        yes: Yes = False,
+        request_id: BulkRequestId = None,
+        wait: BulkWait = False,
+        timeout: WaitSeconds = None,
+        as_json: AsJson = False,
+        url: Url = None,
+        api_key: ApiKey = None,
+    ) -> None:
+        asked = bulk.Asked(verb, where or [], dry_run, rate, yes, request_id, wait, timeout)
+        with talking(url, api_key) as client:
+            if (one := the_one(job_id, asked)) is None:
+                change_many(client, asked, as_json=as_json)
+            else:
+                show_one(getattr(client, verb)(one), as_json=as_json)
+
+    epilog = show.examples(f"oncue {verb} 7", example)
+    commands.command(name=verb, help=does, epilog=epilog)(change)
+
+
+for _verb, (_does, _example) in _MANY.items():
+    _add_verb(_verb, _does, _example)
+
+
+@commands.command(
+    epilog=show.examples(
+        "oncue resume 7",
+        "oncue resume 7 --catch-up",
+        "oncue resume --where label=team=billing --yes",
+    )
+)
+def resume(
+    job_id: OneJob = None,
+    catch_up: Annotated[
+        bool,
+        typer.Option("--catch-up", help="Deal with what a schedule missed by its misfire policy."),
+    ] = False,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Let a paused job go on, or all that match."""
+    asked = bulk.Asked("resume", where or [], dry_run, rate, yes, request_id, wait, timeout)
+    if catch_up and where:
+        end(BAD_USAGE, "--catch-up is for one schedule; see `oncue resume --help`")
+    with talking(url, api_key) as client:
+        if (one := the_one(job_id, asked)) is None:
+            change_many(client, asked, as_json=as_json)
+        else:
+            show_one(client.resume(one, missed="catchUp" if catch_up else None), as_json=as_json)
+
+
+@commands.command(
+    epilog=show.examples("oncue trigger 7", 'oncue trigger 7 --params \'{"to": "Ada"}\'')
+)
+def trigger(
+    job_id: JobId,
+    params: Annotated[
+        str | None, typer.Option(help="Other params: JSON, @FILE, or - for standard input.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run a job now that waits for its time or for its retry."""
+    document = params_of(params)
+    with talking(url, api_key) as client:
+        if params is None:
+            show_one(client.trigger(job_id), as_json=as_json)
+        else:
+            show_one(client.trigger(job_id, params=document), as_json=as_json)
+
+
+@commands.command(epilog=show.examples("oncue redeliver 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b"))
+def redeliver(
+    delivery_id: Annotated[
+        str, typer.Argument(help="As `callbacks` shows it.", metavar="DELIVERY", show_default=False)
+    ],
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Deliver a callback again now, under the same webhook-id."""
+    with talking(url, api_key) as client:
+        found = client.redeliver(delivery_id)
+        show.show_json(found) if as_json else show.show_callbacks([found], more=False)
+
+
+@commands.command(
+    epilog=show.examples(
+        "oncue backfill 7 --from 2026-01-01T00:00:00Z --to 2026-01-07T00:00:00Z --dry-run",
+        "oncue backfill 7 --from 2026-01-01T00:00:00Z --to 2026-01-07T00:00:00Z --max-concurrent 4",
+    )
+)
+def backfill(
+    schedule_id: ScheduleId,
+    first: Annotated[str, typer.Option("--from", help="The first moment, included; RFC 3339.")],
+    last: Annotated[str, typer.Option("--to", help="The last moment, included; RFC 3339.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would run.")] = False,
+    max_concurrent: Annotated[int, typer.Option(help="Runs at a time.", min=1, max=100)] = 1,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Run the fires of a schedule in a past range that have no job."""
+    since, until = moment_of("--from", first), moment_of("--to", last)
+    with talking(url, api_key) as client:
+        found = client.backfill(
+            schedule_id, since, until, dry_run=dry_run, max_concurrent=max_concurrent
+        )
+        show.show_json(found) if as_json else show.show_backfill(found)
