@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Row, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.bulk import rows_json, update_from_rows
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list, sources
 
 
@@ -47,11 +48,20 @@ _CHILDREN: Final = text(
     "FROM job_info AS c JOIN job_info AS p ON p.id = c.parent_id "
     f"WHERE c.id IN :ids AND p.kind = {int(JobKind.SCHEDULE)} ORDER BY c.id"
 ).bindparams(bindparam("ids", expanding=True))
-_SET_NEXT: Final = text(
-    "UPDATE job_info SET next_trigger_time = :due, version = version + 1 WHERE id = :id "
-    f"AND status IN ({_NEXT_SET}) AND interval_mode = 'fixedDelay' AND next_trigger_time IS NULL "
-    "AND trigger_ts = :nominal"
-)
+_SET_NEXT: Final = {
+    sqlite: update_from_rows(
+        sqlite=sqlite,
+        table="job_info",
+        key="id",
+        columns={"id": "BIGINT", "due": "BIGINT", "nominal": "BIGINT"},
+        assignments="next_trigger_time = v.v_due, version = j.version + 1",
+        guard=(
+            f"j.status IN ({_NEXT_SET}) AND j.interval_mode = 'fixedDelay' "
+            "AND j.next_trigger_time IS NULL AND j.trigger_ts = v.v_nominal"
+        ),
+    )
+    for sqlite in (True, False)
+}
 _LOCK_LIVE: Final = {
     sqlite: text(
         f"SELECT schedule_id, child_id, backfill_id FROM schedule_live {hint}"
@@ -96,16 +106,18 @@ async def follow_ends(connection: AsyncConnection, child_ids: Sequence[int]) -> 
     children = (await connection.execute(_CHILDREN, {"ids": sorted(child_ids)})).all()
     if not children:
         return NOTHING
-    for child in children:
-        if child.interval_mode == "fixedDelay" and not child.child_key and _is_over(child):
-            await connection.execute(
-                _SET_NEXT,
-                {
-                    "id": child.parent_id,
-                    "due": child.finished_at + child.interval_ms,
-                    "nominal": child.nominal_time,
-                },
-            )
+    delays = [
+        {
+            "id": child.parent_id,
+            "due": child.finished_at + child.interval_ms,
+            "nominal": child.nominal_time,
+        }
+        for child in children
+        if child.interval_mode == "fixedDelay" and not child.child_key and _is_over(child)
+    ]
+    if delays:
+        rows = rows_json(sorted(delays, key=lambda row: int(row["id"])))
+        await connection.execute(_SET_NEXT[connection.dialect.name == "sqlite"], {"rows": rows})
     alone = [child for child in children if child.overlap_policy == "allow"]
     gone = [child for child in alone if child.stopping_execution_id is None and _is_over(child)]
     await _forget({child.parent_id for child in gone}, [child.id for child in gone], connection)
