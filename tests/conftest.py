@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,12 @@ from tests.support.receiver import Receiver
 # A slow machine is no failure of a property; CI repeats what it found.
 hypothesis.settings.register_profile("oncue", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("oncue")
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C: a shell starts background jobs with it ignored, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
