@@ -55,7 +55,9 @@ class Settings(BaseSettings):
     balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
     lock_seconds: float = Field(6.0, ge=1, le=60, description="life of the dispatch lock")
     claim_batch: int = Field(200, ge=1, le=500, description="most tasks claimed in a transaction")
-    submit_batch: int = Field(200, ge=1, le=1000, description="most jobs in one group commit")
+    submit_batch: int = Field(
+        200, ge=1, le=1000, description="most jobs in one group commit; a batch is one"
+    )
     submit_backlog: int = Field(
         5000, ge=1, description="most submissions in memory; above it the door answers 503"
     )

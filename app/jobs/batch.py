@@ -1,11 +1,13 @@
-"""Batches: up to 500 jobs in one request, each answered on its own, in shared commits."""
+"""Batches: up to 500 jobs in one request, each answered on its own, in one commit."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
+from sqlalchemy import RowMapping
 
 from app.access.keys import Caller
 from app.edge.problems import STATUS_OF, Problem, invalid
@@ -32,7 +34,29 @@ async def submit_batch(submitter: Submitter, caller: Caller, body: bytes) -> dic
         checked.append(await _check(submitter, caller, one))
         if number % CHECKED_AT_ONCE == 0:
             await asyncio.sleep(0)
-    return {"items": await asyncio.gather(*(_enter(submitter, caller, one) for one in checked))}
+    return {"items": await asyncio.gather(*_answers(submitter, caller, checked))}
+
+
+def _answers(
+    submitter: Submitter, caller: Caller, checked: Sequence[Checked | Problem]
+) -> list[Coroutine[Any, Any, dict[str, Any]]]:
+    """Let all that is new into one commit; the answers are in the order of the batch."""
+    new = [one.new for one in checked if isinstance(one, Checked) and one.refusal is None]
+    overloaded: Problem | None = None
+    entered: Iterator[asyncio.Future[RowMapping]] = iter(())
+    try:
+        entered = iter(submitter.enter_together(new))
+    except Problem as problem:
+        overloaded = problem
+    answers = []
+    for one in checked:
+        if isinstance(one, Problem) or one.refusal is not None:
+            answers.append(_enter(submitter, caller, one))
+        elif overloaded is not None:
+            answers.append(_enter(submitter, caller, overloaded))
+        else:
+            answers.append(_enter(submitter, caller, one, next(entered)))
+    return answers
 
 
 def _envelope(body: bytes) -> list[Any]:
@@ -57,12 +81,15 @@ async def _check(submitter: Submitter, caller: Caller, sent: Any) -> Checked | P
 
 
 async def _enter(
-    submitter: Submitter, caller: Caller, checked: Checked | Problem
+    submitter: Submitter,
+    caller: Caller,
+    checked: Checked | Problem,
+    entered: asyncio.Future[RowMapping] | None = None,
 ) -> dict[str, Any]:
     if isinstance(checked, Problem):
         return _refused(checked)
     try:
-        submitted = await submitter.enter(caller, checked)
+        submitted = await submitter.enter(caller, checked, entered)
     except Problem as problem:
         return _refused(problem)
     except DatabaseUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -102,8 +103,21 @@ class Submitter:
         """
         return await self.enter(caller, await self.check(caller, parse_object(body)))
 
-    async def enter(self, caller: Caller, checked: Checked) -> Submitted:
-        """Store a checked job; what enters meanwhile shares its commit.
+    def enter_together(self, jobs: Sequence[NewJob]) -> list[asyncio.Future[RowMapping]]:
+        """Let checked jobs into one commit; each future is what `enter` then waits for.
+
+        Raises:
+            Problem: `overloaded`; none of them is stored.
+        """
+        try:
+            return self._commits.enter(jobs)
+        except Overloaded:
+            raise _overloaded() from None
+
+    async def enter(
+        self, caller: Caller, checked: Checked, entered: asyncio.Future[RowMapping] | None = None
+    ) -> Submitted:
+        """Store a checked job, or wait until it is; what enters meanwhile shares its commit.
 
         Raises:
             Problem: the job's refusal, `request_conflict` or `overloaded`.
@@ -113,9 +127,9 @@ class Submitter:
         try:
             if checked.refusal is not None:
                 return await self._only_repeated(caller, new, checked.refusal)
-            row = await self._commits.add(new)
+            row = await (self._commits.add(new) if entered is None else entered)
         except Overloaded:
-            raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
+            raise _overloaded() from None
         if row["submit_token"] == new.submit_token:
             self._metrics.accepted.inc()
             log.debug("job_accepted", job_id=row["id"], job_handler=new.job_handler)
@@ -279,6 +293,10 @@ class Submitter:
             )
             schedule = found.get(row["id"])
         return JobRecord(row, (), new.params, {}, schedule=schedule)
+
+
+def _overloaded() -> Problem:
+    return Problem("overloaded", "Repeat the same request after Retry-After.")
 
 
 def params_text(params: Any) -> str | None:

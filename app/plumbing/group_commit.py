@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Entries: TypeAlias = list[tuple[Item, "asyncio.Future[Result]"]]
 
 
 class Overloaded(Exception):
@@ -18,9 +19,10 @@ class Overloaded(Exception):
 class GroupCommit(Generic[Item, Result]):
     """Commits concurrent items in shared batches, at most one batch in flight.
 
-    `commit` gets up to `batch_limit` items and returns one result for each, in order. If it
-    raises anything but one of `shared_errors`, the batch is split until the offender stands
-    alone and only its caller gets the error; shared errors (the database is away) go to all.
+    `commit` gets up to `batch_limit` items and returns one result for each, in order; what was
+    entered together is not divided, however long. If it raises anything but one of
+    `shared_errors`, the batch is split until the offender stands alone and only its caller gets
+    the error; shared errors (the database is away) go to all.
     """
 
     def __init__(
@@ -35,13 +37,14 @@ class GroupCommit(Generic[Item, Result]):
         self._batch_limit = batch_limit
         self._backlog_limit = backlog_limit
         self._shared_errors = shared_errors
-        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._waiting: deque[Entries[Item, Result]] = deque()
+        self._backlog = 0
         self._flush: asyncio.Task[None] | None = None
 
     @property
     def backlog(self) -> int:
         """How many items wait for the next commit."""
-        return len(self._waiting)
+        return self._backlog
 
     async def add(self, item: Item) -> Result:
         """Return the item's own result once its batch is committed.
@@ -50,13 +53,25 @@ class GroupCommit(Generic[Item, Result]):
             Overloaded: too many items wait.
             Exception: whatever `commit` raised for this item.
         """
-        if len(self._waiting) >= self._backlog_limit:
+        (result,) = self.enter([item])
+        return await result
+
+    def enter(self, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
+        """Let items into one commit, and return the result of each as a future, in order.
+
+        Raises:
+            Overloaded: too many items wait; none of these was taken.
+        """
+        if self._backlog >= self._backlog_limit:
             raise Overloaded
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._flush is None:
-            self._flush = asyncio.create_task(self._flush_all())
-        return await future
+        loop = asyncio.get_running_loop()
+        entries: Entries[Item, Result] = [(item, loop.create_future()) for item in items]
+        if entries:
+            self._waiting.append(entries)
+            self._backlog += len(entries)
+            if self._flush is None:
+                self._flush = asyncio.create_task(self._flush_all())
+        return [future for _, future in entries]
 
     async def drained(self) -> None:
         """Return when nothing waits and nothing is in flight."""
@@ -66,12 +81,18 @@ class GroupCommit(Generic[Item, Result]):
     async def _flush_all(self) -> None:
         try:
             while self._waiting:
-                size = min(self._batch_limit, len(self._waiting))
-                await self._commit_batch([self._waiting.popleft() for _ in range(size)])
+                await self._commit_batch(self._next_batch())
         finally:
             self._flush = None
 
-    async def _commit_batch(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+    def _next_batch(self) -> Entries[Item, Result]:
+        batch = self._waiting.popleft()
+        while self._waiting and len(batch) + len(self._waiting[0]) <= self._batch_limit:
+            batch += self._waiting.popleft()
+        self._backlog -= len(batch)
+        return batch
+
+    async def _commit_batch(self, batch: Entries[Item, Result]) -> None:
         try:
             results = await self._commit([item for item, _ in batch])
             if len(results) != len(batch):

@@ -46,6 +46,20 @@ def group(
     )
 
 
+async def test_what_is_entered_together_is_one_commit_however_long_and_busy() -> None:
+    commits = Commits()
+    own = group(commits, batch_limit=3)
+    first = asyncio.create_task(own.add(1))
+    await asyncio.sleep(0)
+    later = [asyncio.create_task(own.add(number)) for number in (2, 3)]
+    await asyncio.sleep(0)
+    together = own.enter([4, 5, 6, 7])
+    assert own.backlog == 6
+    assert await asyncio.gather(first, *later, *together) == [10, 20, 30, 40, 50, 60, 70]
+    assert commits.batches[1:] == [[2, 3], [4, 5, 6, 7]]
+    assert own.backlog == 0
+
+
 async def test_an_idle_group_commits_a_single_item_at_once() -> None:
     commits = Commits()
     assert await group(commits).add(1) == 10
