@@ -7,11 +7,11 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import RowMapping
 
 from app.access.keys import Caller
 from app.edge.problems import STATUS_OF, Problem, invalid
 from app.jobs.submit import Checked, Submitter, parse_object
+from app.lifecycle.moves.submit import Entered
 from app.plumbing.database import DatabaseUnavailable
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ def _answers(
     """Let all that is new into one commit; the answers are in the order of the batch."""
     new = [one.new for one in checked if isinstance(one, Checked) and one.refusal is None]
     overloaded: Problem | None = None
-    entered: Iterator[asyncio.Future[RowMapping]] = iter(())
+    entered: Iterator[asyncio.Future[Entered]] = iter(())
     try:
         entered = iter(submitter.enter_together(new))
     except Problem as problem:
@@ -84,7 +84,7 @@ async def _enter(
     submitter: Submitter,
     caller: Caller,
     checked: Checked | Problem,
-    entered: asyncio.Future[RowMapping] | None = None,
+    entered: asyncio.Future[Entered] | None = None,
 ) -> dict[str, Any]:
     if isinstance(checked, Problem):
         return _refused(checked)

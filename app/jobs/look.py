@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import Caller
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem
-from app.jobs.submit import EXECUTIONS_SHOWN
 from app.jobs.views import execution_view, job_view
 from app.jobs.wait import Waiters
 from app.lifecycle.reads import JobRecord, read_executions, read_job, read_results
 from app.lifecycle.states import TERMINAL_JOBS
 from app.plumbing.database import Database
+
+EXECUTIONS_SHOWN: Final = 5
 
 
 async def look_at_job(

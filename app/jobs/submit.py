@@ -19,11 +19,18 @@ from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.check_params import refused_params
 from app.jobs.digest import differing_fields, request_digest
+from app.jobs.look import EXECUTIONS_SHOWN, find_job
 from app.jobs.schedule_fields import schedule_of
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
 from app.jobs.views import job_view
-from app.lifecycle.moves.submit import NewJob, find_by_request, insert_jobs
-from app.lifecycle.reads import JobRecord, ensure_queue, read_job, read_schedules
+from app.lifecycle.moves.submit import (
+    Entered,
+    NewJob,
+    find_by_request,
+    insert_jobs,
+    row_of_new_task,
+)
+from app.lifecycle.reads import JobRecord, ensure_queue, read_job
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
 from app.lifecycle.token import new_token
 from app.plumbing.bus import FIRE, WAKE
@@ -37,7 +44,6 @@ MAX_DEPTH: Final = 200
 
 log = structlog.get_logger(__name__)
 
-EXECUTIONS_SHOWN: Final = 5
 MAX_KNOWN_QUEUES: Final = 10_000
 
 
@@ -75,7 +81,7 @@ class Submitter:
         self._fleet = fleet
         self._metrics = ground.metrics
         self._queues: dict[tuple[int, str, str], int] = {}
-        self._commits: GroupCommit[NewJob, RowMapping] = GroupCommit(
+        self._commits: GroupCommit[NewJob, Entered] = GroupCommit(
             self._commit,
             batch_limit=ground.settings.submit_batch,
             backlog_limit=ground.settings.submit_backlog,
@@ -103,7 +109,7 @@ class Submitter:
         """
         return await self.enter(caller, await self.check(caller, parse_object(body)))
 
-    def enter_together(self, jobs: Sequence[NewJob]) -> list[asyncio.Future[RowMapping]]:
+    def enter_together(self, jobs: Sequence[NewJob]) -> list[asyncio.Future[Entered]]:
         """Let checked jobs into one commit; each future is what `enter` then waits for.
 
         Raises:
@@ -115,7 +121,7 @@ class Submitter:
             raise _overloaded() from None
 
     async def enter(
-        self, caller: Caller, checked: Checked, entered: asyncio.Future[RowMapping] | None = None
+        self, caller: Caller, checked: Checked, entered: asyncio.Future[Entered] | None = None
     ) -> Submitted:
         """Store a checked job, or wait until it is; what enters meanwhile shares its commit.
 
@@ -127,17 +133,18 @@ class Submitter:
         try:
             if checked.refusal is not None:
                 return await self._only_repeated(caller, new, checked.refusal)
-            row = await (self._commits.add(new) if entered is None else entered)
+            one = await (self._commits.add(new) if entered is None else entered)
         except Overloaded:
             raise _overloaded() from None
-        if row["submit_token"] == new.submit_token:
-            self._metrics.accepted.inc()
-            log.debug("job_accepted", job_id=row["id"], job_handler=new.job_handler)
-            warnings = await self._warnings(new.job_handler)
-            record = await self._record(row, new)
-            return Submitted(job_view(record, warnings), created=True)
-        self._metrics.repeated.inc()
-        return await self._repeated(caller, new, row)
+        if one.submit_token != new.submit_token:
+            return await self._repeated(caller, checked, one.id)
+        self._metrics.accepted.inc()
+        log.debug("job_accepted", job_id=one.id, job_handler=new.job_handler)
+        warnings = await self._warnings(new.job_handler)
+        record = JobRecord(row_of_new_task(new, one), (), new.params, {})
+        if new.schedule is not None:
+            record = await find_job(self._database, caller, one.id)
+        return Submitted(job_view(record, warnings), created=True)
 
     async def drained(self) -> None:
         """Return when every accepted submission is committed."""
@@ -217,8 +224,8 @@ class Submitter:
         self._queues[key] = queue_id = await self._database.write(ensure)
         return queue_id
 
-    async def _commit(self, jobs: Sequence[NewJob]) -> list[RowMapping]:
-        async def insert(connection: AsyncConnection) -> dict[tuple[int, str], RowMapping]:
+    async def _commit(self, jobs: Sequence[NewJob]) -> list[Entered]:
+        async def insert(connection: AsyncConnection) -> dict[tuple[int, str], Entered]:
             return await insert_jobs(connection, self._database, jobs)
 
         found = await self._database.write(insert)
@@ -227,10 +234,10 @@ class Submitter:
         if any(job.schedule is not None for job in jobs):
             self._bus.publish(FIRE, [])
         for job, row in zip(jobs, rows, strict=True):
-            if row["submit_token"] == job.submit_token and job.schedule is None:
-                place = (row["queue_id"], row["priority"])
-                due = row["next_trigger_time"]
-                earliest[place] = min(due, earliest.get(place, due))
+            is_new_task = row.submit_token == job.submit_token and job.schedule is None
+            if is_new_task and row.due_ms is not None:
+                place = (job.queue_id, job.priority)
+                earliest[place] = min(row.due_ms, earliest.get(place, row.due_ms))
         if earliest:
             self._bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
         return rows
@@ -244,8 +251,7 @@ class Submitter:
         row = await self._lookups.add((new.tenant_id, new.client_request_id))
         if row is None:
             raise refusal
-        self._metrics.repeated.inc()
-        return await self._repeated(caller, new, row)
+        return await self._repeated(caller, Checked(new, refusal), row["id"])
 
     async def _warnings(self, job_handler: str) -> list[dict[str, str]]:
         try:
@@ -262,37 +268,29 @@ class Submitter:
             }
         ]
 
-    async def _repeated(self, caller: Caller, new: NewJob, row: RowMapping) -> Submitted:
-        fields = differing_fields(row["request_digest"], new.request_digest)
+    async def _repeated(self, caller: Caller, checked: Checked, job_id: int) -> Submitted:
+        record = await self._read(caller, job_id)
+        if record is None:
+            # Retention took the old job a moment ago: now the request is a new one.
+            return await self.enter(caller, checked)
+        self._metrics.repeated.inc()
+        fields = differing_fields(record.job["request_digest"], checked.new.request_digest)
         if fields:
             raise Problem(
                 "request_conflict",
-                f"This clientRequestId belongs to job {row['id']}, which was sent with other "
+                f"This clientRequestId belongs to job {job_id}, which was sent with other "
                 f"values of: {', '.join(fields)}. Use a new clientRequestId for a new job.",
-                jobId=row["id"],
+                jobId=job_id,
                 fields=fields,
             )
-        record = await self._database.read(
-            lambda connection: read_job(
-                connection,
-                row["id"],
-                tenant_id=caller.tenant_id,
-                executions=EXECUTIONS_SHOWN,
-            )
-        )
-        # Retention may have taken an old job between the two statements.
-        if record is None:
-            record = await self._record(row, new)
         return Submitted(job_view(record), created=False)
 
-    async def _record(self, row: RowMapping, new: NewJob) -> JobRecord:
-        schedule = None
-        if new.schedule is not None:
-            found = await self._database.read(
-                lambda connection: read_schedules(connection, [row["id"]])
+    async def _read(self, caller: Caller, job_id: int) -> JobRecord | None:
+        return await self._database.read(
+            lambda connection: read_job(
+                connection, job_id, tenant_id=caller.tenant_id, executions=EXECUTIONS_SHOWN
             )
-            schedule = found.get(row["id"])
-        return JobRecord(row, (), new.params, {}, schedule=schedule)
+        )
 
 
 def _overloaded() -> Problem:

@@ -10,7 +10,7 @@ warning, while the assignment of a long TEXT to a short column is refused in str
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
@@ -59,7 +59,7 @@ def insert_from_rows(
     table: str,
     columns: Mapping[str, ColumnType],
     values: Mapping[str, str],
-    keep_first: str,
+    keep_first: str = "",
     join: str = "",
 ) -> TextClause:
     """Build `INSERT INTO table (...) SELECT ... FROM rows AS v` with the parameter `:rows`.
@@ -83,22 +83,30 @@ def select_by_rows(
 
 
 def _rows(columns: Mapping[str, ColumnType], *, sqlite: bool) -> str:
+    # Rows are arrays: a value is found by its place much sooner than by its name.
     if sqlite:
-        fields = ", ".join(f"json_extract(value, '$.{name}') AS v_{name}" for name in columns)
+        fields = ", ".join(
+            f"json_extract(value, '$[{place}]') AS v_{name}" for place, name in enumerate(columns)
+        )
         return f"(SELECT {fields} FROM json_each(:rows))"
     fields = ", ".join(
-        f"v_{name} {_MYSQL_TYPES[kind]} PATH '$.{name}'" for name, kind in columns.items()
+        f"v_{name} {_MYSQL_TYPES[kind]} PATH '$[{place}]'"
+        for place, (name, kind) in enumerate(columns.items())
     )
     return f"JSON_TABLE(:rows, '$[*]' COLUMNS ({fields}))"
 
 
-def rows_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Encode rows for `:rows`; order them by key first, which is the order of the locks.
+def rows_json(columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Encode rows for `:rows` of a statement that was built with the same `columns`.
+
+    Order the rows by key first, which is the order of the locks.
 
     Raises:
         Unencodable: a text is not Unicode, or a number has more than 64 bits.
+        KeyError: a row lacks a column.
     """
+    names = tuple(columns)
     try:
-        return orjson.dumps(rows).decode()
+        return orjson.dumps([[row[name] for name in names] for row in rows]).decode()
     except orjson.JSONEncodeError as error:
         raise Unencodable(str(error)) from None

@@ -40,7 +40,7 @@ async def read_now(connection: AsyncConnection, database: Database) -> int:
 class JobRecord:
     """A job with its newest executions (newest first) and its bodies as JSON text."""
 
-    job: RowMapping
+    job: RowMapping | dict[str, Any]
     executions: tuple[RowMapping, ...]
     params: str | None
     results: dict[str, str]

@@ -247,7 +247,8 @@ def _mysql_engine(
             # row locks of a vanished process.
             "init_command": (
                 "SET SESSION time_zone='+00:00', "
-                "sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+                # Backslashes mean nothing special: JSON as text is sent as it is, not escaped anew.
+                "sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_BACKSLASH_ESCAPES', "
                 f"innodb_lock_wait_timeout={LOCK_WAIT_SECONDS}, "
                 f"wait_timeout={IDLE_CONNECTION_SECONDS}"
                 # A comment for MySQL, which would refuse it; MariaDB reads it.

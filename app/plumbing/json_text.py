@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
+
+_ENCODE: Final = {
+    sort_keys: json.JSONEncoder(
+        ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":")
+    ).encode
+    for sort_keys in (True, False)
+}
 
 
 class Unencodable(ValueError):
@@ -17,9 +24,7 @@ def plain_json(value: Any, *, sort_keys: bool = False) -> str:
         Unencodable: it holds NaN, an infinity or a lone surrogate, or is nested too deep.
     """
     try:
-        text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":")
-        )
+        text = _ENCODE[sort_keys](value)
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise Unencodable(str(error)) from None

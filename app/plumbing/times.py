@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 
 def rfc3339(epoch_ms: int) -> str:
     """Write a time as RFC 3339 in UTC with milliseconds: `2026-01-31T09:00:00.000Z`."""
     seconds, milliseconds = divmod(epoch_ms, 1000)
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
+    return f"{_whole_second(seconds)}.{milliseconds:03d}Z"
 
 
 def epoch_ms(moment: datetime) -> int:
     """Return an aware moment as epoch milliseconds, rounded up so that nothing runs early."""
     whole = int(moment.timestamp() // 1)
     return whole * 1000 + -(-moment.microsecond // 1000)
+
+
+@lru_cache(maxsize=4096)
+def _whole_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.moves.claim import TASK_COLUMNS, Claimed, claimed_row, insert_executions
 from app.lifecycle.reads import read_now, read_payloads
 from app.lifecycle.retry import MAX_RETURNS
@@ -27,17 +27,18 @@ class Reassignment(NamedTuple):
 
 
 _RUNNING: Final = in_list(sources("reassign", JobKind.TASK))
+_MOVED: Final[dict[str, ColumnType]] = {
+    "id": "BIGINT",
+    "refused": "TEXT",
+    "worker": "TEXT",
+    "execution": "TEXT",
+}
 _REASSIGN: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_info",
         key="id",
-        columns={
-            "id": "BIGINT",
-            "refused": "TEXT",
-            "worker": "TEXT",
-            "execution": "TEXT",
-        },
+        columns=_MOVED,
         assignments=(
             "owner_worker_id = v.v_worker, execution_id = v.v_execution, "
             "returned = j.returned + 1, version = j.version + 1, claim_token = :token, "
@@ -51,12 +52,13 @@ _REASSIGN: Final = {
     )
     for sqlite in (True, False)
 }
+_REFUSED: Final[dict[str, ColumnType]] = {"execution_id": "TEXT", "reason": "TEXT"}
 _END_REFUSED: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_log",
         key="execution_id",
-        columns={"execution_id": "TEXT", "reason": "TEXT"},
+        columns=_REFUSED,
         assignments=(
             f"status = {int(ExecutionStatus.RETURNED)}, finished_at = :now, reason = v.v_reason"
         ),
@@ -97,7 +99,7 @@ async def reassign(
     ]
     await connection.execute(
         _REASSIGN[database.is_sqlite],
-        {"rows": rows_json(rows), "token": token, "now": now, "term": term},
+        {"rows": rows_json(_MOVED, rows), "token": token, "now": now, "term": term},
     )
     back = await connection.execute(_READ, {"ids": list(by_job), "token": token})
     own = [dict(row) for row in back.mappings()]
@@ -111,7 +113,7 @@ async def reassign(
         for row in own
     ]
     await connection.execute(
-        _END_REFUSED[database.is_sqlite], {"rows": rows_json(ended), "now": now}
+        _END_REFUSED[database.is_sqlite], {"rows": rows_json(_REFUSED, ended), "now": now}
     )
     await insert_executions(connection, database, own, term=term)
     long = await read_payloads(
@@ -120,12 +122,13 @@ async def reassign(
     return [claimed_row(row, long, now) for row in own]
 
 
+_ACCEPTED: Final[dict[str, ColumnType]] = {"execution_id": "TEXT", "accepted": "BIGINT"}
 _ACCEPT: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_log",
         key="execution_id",
-        columns={"execution_id": "TEXT", "accepted": "BIGINT"},
+        columns=_ACCEPTED,
         assignments=(
             f"status = {int(ExecutionStatus.RUNNING)}, accepted_at = v.v_accepted, "
             "started_at = v.v_accepted"
@@ -145,4 +148,4 @@ async def note_running(
             {"execution_id": execution_id, "accepted": accepted_at}
             for execution_id, accepted_at in sorted(accepted)
         ]
-        await connection.execute(_ACCEPT[database.is_sqlite], {"rows": rows_json(rows)})
+        await connection.execute(_ACCEPT[database.is_sqlite], {"rows": rows_json(_ACCEPTED, rows)})

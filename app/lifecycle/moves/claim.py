@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
-from app.plumbing.database import NOW_MS, Database
+from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
 
 _CLAIMABLE: Final = in_list(sources("claim", JobKind.TASK))
 
@@ -177,11 +177,33 @@ _READ_BACK: Final = {
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint in ((True, ""), (False, "FORCE INDEX (PRIMARY) "))
 }
-_LOG_INSERT: Final = (
-    "INSERT INTO job_log (execution_id, job_id, attempt, trigger_ts, worker_id, term, status, "
-    "claimed_at) VALUES (:execution_id, :job_id, :attempt, :trigger_ts, :worker_id, :term, "
-    ":status, :claimed_at) "
-)
+_EXECUTION_COLUMNS: Final[dict[str, ColumnType]] = {
+    "execution_id": "TEXT",
+    "id": "BIGINT",
+    "attempt": "BIGINT",
+    "trigger_ts": "BIGINT",
+    "owner_worker_id": "TEXT",
+    "updated_at": "BIGINT",
+}
+_LOG_INSERT: Final = {
+    sqlite: insert_from_rows(
+        sqlite=sqlite,
+        table="job_log",
+        columns=_EXECUTION_COLUMNS,
+        values={
+            "execution_id": "v.v_execution_id",
+            "job_id": "v.v_id",
+            "attempt": "v.v_attempt",
+            "trigger_ts": "v.v_trigger_ts",
+            "worker_id": "v.v_owner_worker_id",
+            "term": ":term",
+            "status": str(int(ExecutionStatus.CLAIMED)),
+            "claimed_at": "v.v_updated_at",
+        },
+        keep_first=KEEP_FIRST[sqlite].format(key="id"),
+    )
+    for sqlite in (True, False)
+}
 
 
 async def claim(
@@ -206,7 +228,9 @@ async def claim(
         update = await connection.execute(
             _CLAIM[database.is_sqlite],
             {
-                "rows": rows_json([_assignment_row(wanted[row["id"]]) for row in free]),
+                "rows": rows_json(
+                    _ASSIGNMENT_COLUMNS, [_assignment_row(wanted[row["id"]]) for row in free]
+                ),
                 "token": token,
                 "term": term,
                 "now": now,
@@ -261,20 +285,8 @@ async def insert_executions(
 ) -> None:
     """Insert a row of `job_log` for each claimed row; one of an earlier try stays as it is."""
     await connection.execute(
-        text(_LOG_INSERT + database.keep_first("id")),
-        [
-            {
-                "execution_id": row["execution_id"],
-                "job_id": row["id"],
-                "attempt": row["attempt"],
-                "trigger_ts": row["trigger_ts"],
-                "worker_id": row["owner_worker_id"],
-                "term": term,
-                "status": int(ExecutionStatus.CLAIMED),
-                "claimed_at": row["updated_at"],
-            }
-            for row in rows
-        ],
+        _LOG_INSERT[database.is_sqlite],
+        {"rows": rows_json(_EXECUTION_COLUMNS, rows), "term": term},
     )
 
 

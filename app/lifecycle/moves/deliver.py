@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.moves.ending import OwedDelivery
 from app.lifecycle.moves.owe import DELIVERY_LEASE_MS
 from app.lifecycle.reads import read_now
@@ -32,12 +32,13 @@ async def read_next_try_at(connection: AsyncConnection) -> int | None:
     return None if value is None else int(value)
 
 
+_TAKEN: Final[dict[str, ColumnType]] = {"id": "BIGINT", "seen": "BIGINT", "worker": "TEXT"}
 _TAKE: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="callback_delivery",
         key="id",
-        columns={"id": "BIGINT", "seen": "BIGINT", "worker": "TEXT"},
+        columns=_TAKEN,
         assignments=("owner_worker_id = v.v_worker, tries = j.tries + 1, next_try_at = :lease_end"),
         guard=f"j.status = {_PENDING} AND j.next_try_at = v.v_seen",
     )
@@ -80,13 +81,14 @@ async def take_due(
         _TAKE[database.is_sqlite],
         {
             "rows": rows_json(
+                _TAKEN,
                 sorted(
                     (
                         {"id": row.id, "seen": row.next_try_at, "worker": owner}
                         for row, owner in zip(rows, owners, strict=True)
                     ),
                     key=lambda taken: int(taken["id"]),
-                )
+                ),
             ),
             "lease_end": now + DELIVERY_LEASE_MS,
         },
@@ -167,20 +169,21 @@ _TRIED: Final = text(
     f"SELECT id, delivery_id, tries FROM callback_delivery "
     f"WHERE delivery_id IN :ids AND status = {_PENDING} ORDER BY id"
 ).bindparams(bindparam("ids", expanding=True))
+_NOTED: Final[dict[str, ColumnType]] = {
+    "id": "BIGINT",
+    "status": "BIGINT",
+    "next": "BIGINT",
+    "code": "BIGINT",
+    "error": "TEXT",
+    "latency": "BIGINT",
+    "ended": "BIGINT",
+}
 _NOTE: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="callback_delivery",
         key="id",
-        columns={
-            "id": "BIGINT",
-            "status": "BIGINT",
-            "next": "BIGINT",
-            "code": "BIGINT",
-            "error": "TEXT",
-            "latency": "BIGINT",
-            "ended": "BIGINT",
-        },
+        columns=_NOTED,
         assignments=(
             "status = v.v_status, next_try_at = v.v_next, last_status_code = v.v_code, "
             "last_error = v.v_error, last_latency_ms = v.v_latency, ended_at = v.v_ended, "
@@ -217,7 +220,8 @@ async def note_tries(
         changes.append(_after_try(row.id, result, now, schedule_seconds))
     if changes:
         await connection.execute(
-            _NOTE[database.is_sqlite], {"rows": rows_json([change.row() for change in changes])}
+            _NOTE[database.is_sqlite],
+            {"rows": rows_json(_NOTED, [change.row() for change in changes])},
         )
     return min((change.next_try_at for change in changes if change.is_open), default=None)
 

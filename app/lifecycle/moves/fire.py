@@ -316,17 +316,18 @@ _COPY_PARAMS: Final = {
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite in (True, False)
 }
+_SKIPPED: Final[dict[str, ColumnType]] = {
+    "schedule": "BIGINT",
+    "from": "BIGINT",
+    "to": "BIGINT",
+    "count": "BIGINT",
+    "reason": "TEXT",
+}
 _LEDGER: Final = {
     sqlite: insert_from_rows(
         sqlite=sqlite,
         table="schedule_skip",
-        columns={
-            "schedule": "BIGINT",
-            "from": "BIGINT",
-            "to": "BIGINT",
-            "count": "BIGINT",
-            "reason": "TEXT",
-        },
+        columns=_SKIPPED,
         values={
             "schedule_id": "v.v_schedule",
             "from_time": "v.v_from",
@@ -382,7 +383,7 @@ async def fire(
     moved = await connection.execute(
         _ADVANCE[database.is_sqlite, term is not None],
         {
-            "rows": rows_json([_cursor_row(one, now_ms) for one in fires]),
+            "rows": rows_json(_CURSORS, [_cursor_row(one, now_ms) for one in fires]),
             "now": now_ms,
             **({} if term is None else {"term": term}),
         },
@@ -505,7 +506,7 @@ async def spawn_children(
         return Born()
     sqlite = database.is_sqlite
     in_order = sorted(children, key=lambda one: (one["parent"], one["nominal"], one["key"]))
-    rows = rows_json([{name: one[name] for name in _CHILD} for one in in_order])
+    rows = rows_json(_CHILD, in_order)
     await connection.execute(_SPAWN[sqlite], {"rows": rows, "token": token, "now": now_ms})
     found = (await connection.execute(_SPAWNED[sqlite], {"rows": rows})).all()
     own = [row for row in found if row.submit_token == token]
@@ -566,7 +567,7 @@ async def write_ledger(
             }
             for schedule_id, skip in sorted(skips, key=lambda one: (one[0], one[1].from_ms))
         ]
-        await connection.execute(_LEDGER[database.is_sqlite], {"rows": rows_json(rows)})
+        await connection.execute(_LEDGER[database.is_sqlite], {"rows": rows_json(_SKIPPED, rows)})
 
 
 def _cursor_row(one: Fire, now_ms: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Row, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list, sources
 
 
@@ -48,12 +48,13 @@ _CHILDREN: Final = text(
     "FROM job_info AS c JOIN job_info AS p ON p.id = c.parent_id "
     f"WHERE c.id IN :ids AND p.kind = {int(JobKind.SCHEDULE)} ORDER BY c.id"
 ).bindparams(bindparam("ids", expanding=True))
+_NEXT: Final[dict[str, ColumnType]] = {"id": "BIGINT", "due": "BIGINT", "nominal": "BIGINT"}
 _SET_NEXT: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_info",
         key="id",
-        columns={"id": "BIGINT", "due": "BIGINT", "nominal": "BIGINT"},
+        columns=_NEXT,
         assignments="next_trigger_time = v.v_due, version = j.version + 1",
         guard=(
             f"j.status IN ({_NEXT_SET}) AND j.interval_mode = 'fixedDelay' "
@@ -116,7 +117,7 @@ async def follow_ends(connection: AsyncConnection, child_ids: Sequence[int]) -> 
         if child.interval_mode == "fixedDelay" and not child.child_key and _is_over(child)
     ]
     if delays:
-        rows = rows_json(sorted(delays, key=lambda row: int(row["id"])))
+        rows = rows_json(_NEXT, sorted(delays, key=lambda row: int(row["id"])))
         await connection.execute(_SET_NEXT[connection.dialect.name == "sqlite"], {"rows": rows})
     alone = [child for child in children if child.overlap_policy == "allow"]
     gone = [child for child in alone if child.stopping_execution_id is None and _is_over(child)]

@@ -92,11 +92,12 @@ _STATES: Final = {
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
 }
+_OPEN_FIELDS: Final[dict[str, ColumnType]] = {"id": "BIGINT"}
 _OPEN: Final = {
     sqlite: insert_from_rows(
         sqlite=sqlite,
         table="execution_log",
-        columns={"id": "BIGINT"},
+        columns=_OPEN_FIELDS,
         values={
             "log_id": "v.v_id",
             "next_seq": "1",
@@ -140,12 +141,18 @@ _SAVE: Final = {
     )
     for sqlite in (True, False)
 }
+_PROGRESS_FIELDS: Final[dict[str, ColumnType]] = {
+    "id": "BIGINT",
+    "value": "TEXT",
+    "words": "TEXT",
+    "at": "BIGINT",
+}
 _PROGRESS: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_log",
         key="id",
-        columns={"id": "BIGINT", "value": "TEXT", "words": "TEXT", "at": "BIGINT"},
+        columns=_PROGRESS_FIELDS,
         assignments=("progress = v.v_value + 0.0, progress_text = v.v_words, progress_at = v.v_at"),
         guard="(j.progress_at IS NULL OR j.progress_at < v.v_at)",
     )
@@ -203,7 +210,7 @@ async def keep_logs(
         for state in states.values():
             kept.dropped += await _slide(connection, state)
         await connection.execute(
-            _SAVE[sqlite], {"rows": rows_json([_row(s) for s in states.values()])}
+            _SAVE[sqlite], {"rows": rows_json(_STATE_FIELDS, [_row(s) for s in states.values()])}
         )
     # Last, because a run's report may be waiting for the same row.
     await _keep_progress(connection, sqlite, wanted, ours)
@@ -218,7 +225,7 @@ async def _lock_states(
     rows = (await connection.execute(query, {"ids": list(log_ids)})).all()
     if missing := sorted(set(log_ids) - {row.log_id for row in rows}):
         await connection.execute(
-            _OPEN[sqlite], {"rows": rows_json([{"id": one} for one in missing])}
+            _OPEN[sqlite], {"rows": rows_json(_OPEN_FIELDS, [{"id": one} for one in missing])}
         )
         rows = (await connection.execute(query, {"ids": list(log_ids)})).all()
     return {row.log_id: _State(*row) for row in rows}
@@ -316,4 +323,4 @@ async def _keep_progress(
             {"id": log_id, "value": repr(one.value), "words": one.text, "at": one.at}
             for log_id, one in sorted(newest.items())
         ]
-        await connection.execute(_PROGRESS[sqlite], {"rows": rows_json(rows)})
+        await connection.execute(_PROGRESS[sqlite], {"rows": rows_json(_PROGRESS_FIELDS, rows)})

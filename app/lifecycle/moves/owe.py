@@ -6,21 +6,39 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import uuid_utils
-from sqlalchemy import RowMapping, text
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json
 from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback
 from app.lifecycle.states import DeliveryStatus, JobStatus
 
 DELIVERY_LEASE_MS: Final = 60_000
 """How long a worker has for one try of a callback; its heartbeats extend it."""
 
-_OWE: Final = text(
-    "INSERT INTO callback_delivery (delivery_id, tenant_id, job_id, execution_id, event_type, url, "
-    "body, status, tries, owner_worker_id, next_try_at, created_at) VALUES (:delivery_id, "
-    ":tenant_id, :job_id, :execution_id, :event_type, :url, :body, :status, :tries, "
-    ":owner_worker_id, :next_try_at, :created_at)"
-)
+_COLUMNS: Final[dict[str, ColumnType]] = {
+    "delivery_id": "TEXT",
+    "tenant_id": "BIGINT",
+    "job_id": "BIGINT",
+    "execution_id": "TEXT",
+    "event_type": "TEXT",
+    "url": "TEXT",
+    "body": "TEXT",
+    "status": "BIGINT",
+    "tries": "BIGINT",
+    "owner_worker_id": "TEXT",
+    "next_try_at": "BIGINT",
+    "created_at": "BIGINT",
+}
+_OWE: Final = {
+    sqlite: insert_from_rows(
+        sqlite=sqlite,
+        table="callback_delivery",
+        columns=_COLUMNS,
+        values={name: f"v.v_{name}" for name in _COLUMNS},
+    )
+    for sqlite in (True, False)
+}
 
 
 def callback_row(
@@ -78,4 +96,5 @@ def callback_row(
 async def insert_callbacks(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
     """Insert callbacks that are owed."""
     if rows:
-        await connection.execute(_OWE, list(rows))
+        sqlite = connection.dialect.name == "sqlite"
+        await connection.execute(_OWE[sqlite], {"rows": rows_json(_COLUMNS, rows)})

@@ -15,7 +15,7 @@ from typing import Any, Final, assert_never
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
 from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
@@ -61,23 +61,24 @@ _LOGS: Final = text(
     "WHERE execution_id IN :executions"
 ).bindparams(bindparam("executions", expanding=True))
 
+_MOVED: Final[dict[str, ColumnType]] = {
+    "id": "BIGINT",
+    "execution": "TEXT",
+    "status": "BIGINT",
+    "due": "BIGINT",
+    "attempt": "BIGINT",
+    "returned": "BIGINT",
+    "code": "TEXT",
+    "message": "TEXT",
+    "stopping": "TEXT",
+    "finished": "BIGINT",
+}
 _MOVE_JOBS: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_info",
         key="id",
-        columns={
-            "id": "BIGINT",
-            "execution": "TEXT",
-            "status": "BIGINT",
-            "due": "BIGINT",
-            "attempt": "BIGINT",
-            "returned": "BIGINT",
-            "code": "TEXT",
-            "message": "TEXT",
-            "stopping": "TEXT",
-            "finished": "BIGINT",
-        },
+        columns=_MOVED,
         assignments=(
             "status = v.v_status, version = j.version + 1, next_trigger_time = v.v_due, "
             "attempt = v.v_attempt, returned = v.v_returned, error_code = v.v_code, "
@@ -88,23 +89,24 @@ _MOVE_JOBS: Final = {
     )
     for sqlite in (True, False)
 }
+_ENDED: Final[dict[str, ColumnType]] = {
+    "id": "BIGINT",
+    "status": "BIGINT",
+    "accepted": "BIGINT",
+    "started": "BIGINT",
+    "finished": "BIGINT",
+    "code": "TEXT",
+    "message": "TEXT",
+    "reason": "TEXT",
+    "result": "TEXT",
+    "long": "BIGINT",
+}
 _END_LOGS: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_log",
         key="id",
-        columns={
-            "id": "BIGINT",
-            "status": "BIGINT",
-            "accepted": "BIGINT",
-            "started": "BIGINT",
-            "finished": "BIGINT",
-            "code": "TEXT",
-            "message": "TEXT",
-            "reason": "TEXT",
-            "result": "TEXT",
-            "long": "BIGINT",
-        },
+        columns=_ENDED,
         assignments=(
             "status = v.v_status, accepted_at = v.v_accepted, started_at = v.v_started, "
             "finished_at = v.v_finished, error_code = v.v_code, error_message = v.v_message, "
@@ -114,12 +116,13 @@ _END_LOGS: Final = {
     )
     for sqlite in (True, False)
 }
+_STALE: Final[dict[str, ColumnType]] = {"id": "BIGINT", "status": "TEXT"}
 _MARK_STALE: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="job_log",
         key="id",
-        columns={"id": "BIGINT", "status": "TEXT"},
+        columns=_STALE,
         assignments="stale_at = :now, stale_status = v.v_status",
         guard="j.stale_at IS NULL",
     )
@@ -318,11 +321,11 @@ class _Batch:
         sqlite = database.is_sqlite
         if self._jobs:
             moved = await connection.execute(
-                _MOVE_JOBS[sqlite], {"rows": _by_id(self._jobs), "now": self._now}
+                _MOVE_JOBS[sqlite], {"rows": _by_id(_MOVED, self._jobs), "now": self._now}
             )
             if moved.rowcount != len(self._jobs):
                 raise RuntimeError("a locked job changed under its settlement")
-            await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(self._logs)})
+            await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(_ENDED, self._logs)})
         await insert_payloads(connection, database, self._payloads)
         await note_stopping(connection, database, self._stopping)
         await insert_callbacks(connection, self._callbacks)
@@ -337,15 +340,15 @@ class _Batch:
             followed = Followed(tuple(freed)) if freed else NOTHING
         if self._stale:
             await connection.execute(
-                _MARK_STALE[sqlite], {"rows": _by_id(self._stale), "now": self._now}
+                _MARK_STALE[sqlite], {"rows": _by_id(_STALE, self._stale), "now": self._now}
             )
         if self._ended_children:
             followed += await follow_ends(connection, self._ended_children)
         return followed
 
 
-def _by_id(rows: list[dict[str, Any]]) -> str:
-    return rows_json(sorted(rows, key=lambda row: int(row["id"])))
+def _by_id(columns: Mapping[str, ColumnType], rows: list[dict[str, Any]]) -> str:
+    return rows_json(columns, sorted(rows, key=lambda row: int(row["id"])))
 
 
 def _what_follows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -175,30 +175,94 @@ _SELECT_BY_KEY: Final = text(
 ).bindparams(bindparam("request_ids", expanding=True))
 
 
+class Entered(NamedTuple):
+    """What the database made of a submission. Another token than its own: the job was there."""
+
+    id: int
+    client_request_id: str
+    submit_token: str
+    due_ms: int | None
+    created_at: int
+
+
+_SELECT_ENTERED: Final = text(
+    "SELECT id, client_request_id, submit_token, next_trigger_time, created_at FROM job_info "
+    "WHERE tenant_id = :tenant AND client_request_id IN :request_ids"
+).bindparams(bindparam("request_ids", expanding=True))
+
+
 async def insert_jobs(
     connection: AsyncConnection, database: Database, jobs: Sequence[NewJob]
-) -> dict[tuple[int, str], RowMapping]:
-    """Insert the jobs that are new and return the row of each (tenant, clientRequestId)."""
+) -> dict[tuple[int, str], Entered]:
+    """Insert the jobs that are new and return what each (tenant, clientRequestId) is now."""
     in_key_order = sorted(jobs, key=lambda job: (job.tenant_id, job.client_request_id))
     # No read of the row count: the SELECT by key tells what happened.
     tasks = [_job_row(job) for job in in_key_order if job.schedule is None]
     schedules = [_schedule_row(job) for job in in_key_order if job.schedule is not None]
     if tasks:
-        await connection.execute(_INSERT[database.is_sqlite], {"rows": rows_json(tasks)})
+        await connection.execute(_INSERT[database.is_sqlite], {"rows": rows_json(_FIELDS, tasks)})
     if schedules:
         await connection.execute(
-            _INSERT_SCHEDULES[database.is_sqlite], {"rows": rows_json(schedules)}
+            _INSERT_SCHEDULES[database.is_sqlite], {"rows": rows_json(_SCHEDULE_FIELDS, schedules)}
         )
-    found = await find_by_request(
-        connection, [(job.tenant_id, job.client_request_id) for job in in_key_order]
-    )
+    found = await _find_entered(connection, in_key_order)
     own = [
-        (found[key]["id"], job)
+        (found[key].id, job)
         for job in in_key_order
-        if found[key := (job.tenant_id, job.client_request_id)]["submit_token"] == job.submit_token
+        if found[key := (job.tenant_id, job.client_request_id)].submit_token == job.submit_token
     ]
     await _insert_extras(connection, database, own)
     return found
+
+
+async def _find_entered(
+    connection: AsyncConnection, jobs: Sequence[NewJob]
+) -> dict[tuple[int, str], Entered]:
+    found: dict[tuple[int, str], Entered] = {}
+    by_tenant: dict[int, list[str]] = {}
+    for job in jobs:
+        by_tenant.setdefault(job.tenant_id, []).append(job.client_request_id)
+    for tenant, request_ids in by_tenant.items():
+        rows = await connection.execute(
+            _SELECT_ENTERED, {"tenant": tenant, "request_ids": request_ids}
+        )
+        found.update({(tenant, row[1]): Entered(*row) for row in rows})
+    return found
+
+
+def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
+    """Return the row of a task that was just inserted, without reading it back."""
+    return {
+        "id": entered.id,
+        "tenant_id": job.tenant_id,
+        "client_request_id": job.client_request_id,
+        "parent_id": None,
+        "nominal_time": None,
+        "kind": int(JobKind.TASK),
+        "job_name": job.job_name,
+        "job_handler": job.job_handler,
+        "queue_id": job.queue_id,
+        "status": int(JobStatus.WAITING),
+        "priority": job.priority,
+        "next_trigger_time": entered.due_ms,
+        "trigger_ts": 0,
+        "owner_worker_id": None,
+        "execution_id": None,
+        "attempt": 0,
+        "max_retry": job.max_retry,
+        "retry_interval_ms": job.retry_interval_ms,
+        "retry_backoff": job.retry_backoff,
+        "timeout_ms": job.timeout_ms,
+        "callback_url": job.callback_url,
+        "error_code": None,
+        "error_message": None,
+        "version": 0,
+        "revision": 0,
+        "created_at": entered.created_at,
+        "updated_at": entered.created_at,
+        "finished_at": None,
+        "expires_at": job.expires_at,
+    }
 
 
 async def find_by_request(

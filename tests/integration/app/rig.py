@@ -183,7 +183,7 @@ async def insert(database: Database, count: int = 1, **fields: Any) -> list[int]
     """Insert tasks that are due now and return their ids."""
     jobs = await new_jobs(database, count, **fields)
     rows = await database.write(lambda connection: insert_jobs(connection, database, jobs))
-    return sorted(row["id"] for row in rows.values())
+    return sorted(row.id for row in rows.values())
 
 
 async def new_term(database: Database) -> int:

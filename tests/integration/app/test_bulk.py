@@ -543,7 +543,7 @@ async def test_a_tenant_neither_sees_nor_changes_another_s(api: Door) -> None:
     own = await insert(database, 2, labels={"a": "b"})
     jobs = await new_jobs(database, 2, tenant_id=7, labels={"a": "b"})
     rows = await database.write(lambda connection: insert_jobs(connection, database, jobs))
-    theirs = [row["id"] for row in rows.values()]
+    theirs = [row.id for row in rows.values()]
     for narrowed in ({"label": "a=b"}, {"namePrefix": "a"}, {"status": "WAITING"}):
         told = await carried_out(api, await started(api, "pause", narrowed))
         assert told["changed"] == told["matched"] == 2
