@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
-from fastapi.responses import RedirectResponse
+from fastapi.responses import RedirectResponse, Response
 from fastapi_standalone_docs import StandaloneDocs
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.datastructures import Headers
 
 from app.access.keys import ApiKeys, InternalTokens
 from app.callbacks.handover import Handover
@@ -30,15 +31,17 @@ from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
+from app.edge.short import Endpoint, ShortWays
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
 from app.fleet.logs import RunLogs
 from app.fleet.reports import Reports
 from app.fleet.roster import Roster
-from app.fleet.routes import fleet_routes
+from app.fleet.routes import fleet_routes, take_report
 from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
+from app.jobs.accept import accept
 from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
@@ -62,7 +65,7 @@ from app.plumbing.loops import Loop
 from app.schedules.routes import schedule_routes
 from app.schedules.spawn import Spawner
 from app.settings import Settings
-from oncue.protocol import MAX_INTERNAL_BODY_BYTES
+from oncue.protocol import MAX_INTERNAL_BODY_BYTES, REPORTS_PATH
 
 log = structlog.get_logger(__name__)
 
@@ -233,17 +236,34 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(
         stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
     )
+    reports = Reports(parts.ground, parts.settler)
     app.include_router(
         fleet_routes(
             tokens=tokens,
             heartbeats=Heartbeats(parts.ground),
-            reports=Reports(parts.ground, parts.settler),
+            reports=reports,
             logs=RunLogs(parts.ground),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
     install_document(app)
+    _shorten(app, keys, tokens, parts.submitter, reports)
     return app
+
+
+def _shorten(
+    app: ShortWays, keys: ApiKeys, tokens: InternalTokens, submitter: Submitter, reports: Reports
+) -> None:
+    """Serve what every job passes past the framework; the middleware's own limits stay."""
+
+    async def submit(headers: Headers, body: bytes) -> Response:
+        return await accept(keys, submitter, headers, body)
+
+    async def report(headers: Headers, body: bytes) -> Response:
+        return await take_report(tokens, reports, headers, body)
+
+    for path, answer in (("/openapi/jobs", submit), (REPORTS_PATH, report)):
+        app.short_ways["POST", path] = RequestEdge(Endpoint(answer), limits=_BODY_LIMITS)
 
 
 def openapi_document() -> dict[str, Any]:
@@ -251,8 +271,8 @@ def openapi_document() -> dict[str, Any]:
     return create_app(Settings.model_construct()).openapi()
 
 
-def _bare_app(lifespan: Any) -> FastAPI:
-    app = FastAPI(
+def _bare_app(lifespan: Any) -> ShortWays:
+    app = ShortWays(
         title=TITLE,
         version=VERSION,
         lifespan=lifespan,

@@ -185,22 +185,25 @@ def install_problems(app: FastAPI) -> None:
         return problem_response(Problem(code, detail), headers)
 
     @app.exception_handler(DatabaseUnavailable)
-    async def on_database(_request: Request, _error: DatabaseUnavailable) -> Response:
-        return problem_response(
-            Problem(
-                "database_unavailable",
-                "It is not known whether anything was stored: repeat the same request later.",
-            )
-        )
+    async def on_database(request: Request, error: DatabaseUnavailable) -> Response:
+        return problem_response(problem_of(error, request.url.path))
 
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> Response:
-        log.error("request_fault", path=request.url.path, exc_info=error)
-        return problem_response(
-            Problem(
-                "internal_error", "The request failed; repeat it with the same clientRequestId."
-            )
+        return problem_response(problem_of(error, request.url.path))
+
+
+def problem_of(error: Exception, path: str) -> Problem:
+    """Return the problem that an error of a request at `path` is to its caller; log a fault."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, DatabaseUnavailable):
+        return Problem(
+            "database_unavailable",
+            "It is not known whether anything was stored: repeat the same request later.",
         )
+    log.error("request_fault", path=path, exc_info=error)
+    return Problem("internal_error", "The request failed; repeat it with the same clientRequestId.")
 
 
 def _method_problem(request: Request, allowed: str) -> tuple[Problem, dict[str, str]]:

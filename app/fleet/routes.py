@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
@@ -56,8 +58,7 @@ def fleet_routes(
     )
     async def report(request: Request) -> Response:
         """Store outcomes and tries; what is acknowledged need not be reported again."""
-        tokens.check(request.headers)
-        return _json(await reports.take(await request.body()))
+        return await take_report(tokens, reports, request.headers, await request.body())
 
     @router.post(
         LOGS_PATH,
@@ -72,6 +73,19 @@ def fleet_routes(
         return _json(await logs.take(await request.body()))
 
     return router
+
+
+async def take_report(
+    tokens: InternalTokens, reports: Reports, headers: Mapping[str, str], body: bytes
+) -> Response:
+    """Answer `POST /internal/reports`.
+
+    Raises:
+        Problem: no valid token, or an envelope that cannot be read.
+        DatabaseUnavailable: the worker must report again.
+    """
+    tokens.check(headers)
+    return _json(await reports.take(body))
 
 
 def _body_of(schema: str) -> dict[str, object]:

@@ -52,7 +52,7 @@ def bulk_routes(*, keys: ApiKeys, desk: BulkDesk) -> APIRouter:
         An empty filter is refused. One `clientRequestId` is one operation.
         """
         caller = keys.caller(request.headers)
-        require_json(request)
+        require_json(request.headers)
         asked = await desk.ask(caller, await request.body())
         location = (
             {}

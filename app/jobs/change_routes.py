@@ -73,7 +73,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         """
         body = await request.body()
         if body:
-            require_json(request)
+            require_json(request.headers)
         return _job(await changes.hold(caller, job_id, "resume", body))
 
     @router.post(
@@ -107,7 +107,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         """
         body = await request.body()
         if body:
-            require_json(request)
+            require_json(request.headers)
         return _job(await changes.trigger(caller, job_id, body, if_match))
 
     @router.post(
@@ -141,7 +141,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         ] = None,
     ) -> Response:
         """Change a job that is WAITING or PAUSED and still has the revision in `If-Match`."""
-        require_json(request)
+        require_json(request.headers)
         return _job(await changes.revise(caller, job_id, await request.body(), if_match))
 
     @router.post(
@@ -156,7 +156,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
     )
     async def backfill_jobs(request: Request, job_id: JobId, caller: Identified) -> Response:
         """Run the fires of a range in the past that have no job, at most some at a time."""
-        require_json(request)
+        require_json(request.headers)
         answer = await backfill(ground, caller, job_id, await request.body())
         return json_answer(answer, 200 if answer["backfillId"] is None else 202)
 

@@ -8,6 +8,7 @@ from app.access.keys import ApiKeys, Caller
 from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
 from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
+from app.jobs.accept import accept
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
 from app.jobs.batch import submit_batch
 from app.jobs.look import list_executions, look_at_job
@@ -84,17 +85,7 @@ def job_routes(
         One `clientRequestId` is one job: the same body again returns the same job (200), another
         body is refused (409) with the names of the fields that differ.
         """
-        caller = keys.caller(request.headers)
-        require_json(request)
-        submitted = await submitter.submit(caller, await request.body())
-        return json_answer(
-            submitted.job,
-            202 if submitted.created else 200,
-            {
-                "Location": f"/openapi/jobs/{submitted.job['jobId']}",
-                **job_headers(submitted.job),
-            },
-        )
+        return await accept(keys, submitter, request.headers, await request.body())
 
     @router.post(
         "/jobs/batch",
@@ -117,7 +108,7 @@ def job_routes(
         refused or is unclear (503) may be sent again, alone or with the whole batch.
         """
         caller = keys.caller(request.headers)
-        require_json(request)
+        require_json(request.headers)
         return json_answer(await submit_batch(submitter, caller, await request.body()))
 
     @router.get(
