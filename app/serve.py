@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 SHUTDOWN_MARGIN_SECONDS = 5
 BACKLOG = 2048
+COLLECT_AFTER = (20_000, 20, 20)
 
 
 class StartRefused(Exception):
@@ -158,6 +159,8 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         # What was imported lives as long as the process: the collector need not walk it again.
         gc.collect()
         gc.freeze()
+        # Jobs under way are many objects and hardly a cycle: look for cycles more rarely.
+        gc.set_threshold(*COLLECT_AFTER)
         await main()
 
     if sys.platform == "win32":

@@ -38,6 +38,7 @@ BAD_SETTINGS_EXIT_CODE: Final = 2
 HURRY_SECONDS: Final = 0.2
 """Between two signals: of two at once the process may see only one."""
 BACKLOG: Final = 2048
+COLLECT_AFTER: Final = (20_000, 20, 20)
 
 log = structlog.get_logger(__name__)
 
@@ -154,6 +155,8 @@ def _run_loop(app: FastAPI, settings: WorkerSettings, listener: socket.socket) -
     # What was imported lives as long as the process: the collector need not walk it again.
     gc.collect()
     gc.freeze()
+    # Runs under way are many objects and hardly a cycle: look for cycles more rarely.
+    gc.set_threshold(*COLLECT_AFTER)
     serving = loop.create_task(server.serve(sockets=[listener]))
     while not serving.done():
         try:

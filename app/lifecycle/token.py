@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 
 
 def new_token() -> str:
     """Draw a token."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

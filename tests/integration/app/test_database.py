@@ -78,3 +78,15 @@ async def test_a_transaction_that_stands_still_lets_go_of_its_locks(
         over.set()
         await stopped  # it finds its connection gone, and its work is repeated as a whole
         assert await value_of(other, "SELECT term FROM dispatch_term") == 7
+
+
+@pytest.mark.parametrize(
+    "value", ["\\", "\\'", "it''s", "' OR 1=1 -- ", '\\\\"\n\t\r\x1a', "%s %(a)s :a", "\u2028😀"]
+)
+async def test_text_comes_back_as_it_was_sent(migrated_engine: Engine, value: str) -> None:
+    async with opened(migrated_engine) as database:
+
+        async def ask(connection: AsyncConnection) -> str:
+            return str((await connection.execute(text("SELECT :v"), {"v": value})).scalar_one())
+
+        assert await database.read(ask) == await database.write(ask) == value

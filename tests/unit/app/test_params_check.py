@@ -156,10 +156,9 @@ def doubling(depth: int) -> dict[str, Any]:
 
 def test_alternatives_that_multiply_are_counted_and_not_made() -> None:
     assert [SchemaCost(doubling(n)).most for n in (1, 3, 10)] == [6, 30, 2**12 - 2]
-    began = time.monotonic()
+    # Made one by one, 2**90 of them would outlast the test's time.
     with pytest.raises(UnusableSchema, match="too many alternatives"):
         ParamsCheck(json.dumps(doubling(90)))
-    assert time.monotonic() - began < 1
 
 
 FORKED_TREE: dict[str, Any] = {
@@ -186,9 +185,7 @@ def test_a_recursive_union_is_checked_as_deep_as_it_is_cheap() -> None:
     assert SchemaCost(FORKED_TREE).most > TOO_MUCH
     assert told(FORKED_TREE, nested(3, None)) == {}
     assert told(FORKED_TREE, nested(3, 7)) != {}
-    began = time.monotonic()
     assert told(FORKED_TREE, nested(190, 7)) == {}, "2**190 comparisons: left to the worker"
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize(

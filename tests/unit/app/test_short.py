@@ -1,0 +1,106 @@
+"""The short way gives what the application gives: every error is a problem, no body is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
+
+from app.edge.problems import Problem, install_problems
+from app.edge.requests import RequestEdge
+from app.edge.short import Endpoint, ShortWays
+from app.plumbing.database import DatabaseUnavailable
+
+ERRORS = [
+    Problem("unauthorized", "no key"),
+    Problem("request_conflict", "another", jobId=7, fields=["params"]),
+    Problem("overloaded", "later"),
+    DatabaseUnavailable("away"),
+    RuntimeError("a fault"),
+]
+
+
+async def answer(headers: Headers, body: bytes) -> Response:
+    if "x-raise" in headers:
+        raise ERRORS[int(headers["x-raise"])]
+    return Response(body, status_code=202, headers={"etag": '"0"'})
+
+
+def both() -> tuple[FastAPI, FastAPI]:
+    """The same answer by the framework and by the short way."""
+    long, short = FastAPI(), ShortWays()
+    for app in (long, short):
+        install_problems(app)
+        app.add_middleware(RequestEdge, limits={})
+
+        @app.post("/jobs")
+        async def route(request: Request) -> Response:
+            return await answer(request.headers, await request.body())
+
+    short.short_ways["POST", "/jobs"] = RequestEdge(Endpoint(answer), limits={})
+    return long, short
+
+
+async def asked(
+    app: FastAPI, method: str = "POST", **options: Any
+) -> tuple[int, Any, dict[str, str]]:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = await client.request(method, "/jobs", **options)
+    # The short way names the request in the answer to a fault, and closes after a long body.
+    extra = ("x-request-id", "connection")
+    headers = {name: value for name, value in reply.headers.items() if name not in extra}
+    return reply.status_code, reply.content, headers
+
+
+@pytest.mark.parametrize("number", range(len(ERRORS)))
+async def test_an_error_is_the_same_problem(number: int) -> None:
+    headers = {"x-raise": str(number), "x-request-id": "r-1"}
+    long, short = [await asked(app, headers=headers) for app in both()]
+    assert short == long
+    assert json.loads(short[1])["status"] == short[0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 256 * 1024, 256 * 1024 + 1])
+async def test_a_body_has_the_same_limit(size: int) -> None:
+    async def parts() -> Any:
+        for start in range(0, size, 50_000):
+            yield b"a" * min(50_000, size - start)
+
+    for body in (b"a" * size, parts):
+        content = body if isinstance(body, bytes) else None
+        answers = [
+            await asked(
+                app, content=parts() if content is None else content, headers={"x-request-id": "r"}
+            )
+            for app in both()
+        ]
+        assert answers[0] == answers[1]
+        assert answers[0][0] == (202 if size <= 256 * 1024 else 413)
+
+
+async def test_other_methods_take_the_long_way() -> None:
+    long, short = [await asked(app, "GET", headers={"x-request-id": "r"}) for app in both()]
+    assert short == long
+    assert short[0] == 405
+
+
+async def test_a_caller_that_leaves_gets_no_answer() -> None:
+    sent: list[Any] = []
+    messages = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/jobs", "headers": []}
+    await both()[1](scope, receive, send)
+    assert sent == []
