@@ -28,8 +28,8 @@ LOCK_WAIT_SECONDS: Final = 2
 IDLE_CONNECTION_SECONDS: Final = 60
 IDLE_TRANSACTION_SECONDS: Final = 5
 """A dispatcher that vanishes in a transaction holds its row locks so long: less than the life of
-the dispatch lock, whose next holder may wait for them. MySQL knows no such limit, and waits for
-the end of the idle connection."""
+the dispatch lock, whose next holder may wait for them. MySQL has no such limit for transactions:
+there a connection that writes may be idle no longer than this at all."""
 CLOSED_TRANSPORT: Final = ("Transport does not expose socket instance", "the handler is closed")
 CLOSE_SECONDS: Final = 5
 CONFLICT_TRIES: Final = 12
@@ -72,8 +72,18 @@ class Database:
             self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4, connect=connect)
         else:
             # Reads commit by themselves: a plain SELECT is one round trip, not three.
-            self._writers = _mysql_engine(self.url, pool_size, isolation_level="READ COMMITTED")
-            self._readers = _mysql_engine(self.url, pool_size, isolation_level="AUTOCOMMIT")
+            self._writers = _mysql_engine(
+                self.url,
+                pool_size,
+                isolation_level="READ COMMITTED",
+                idle_on_mysql=IDLE_TRANSACTION_SECONDS,
+            )
+            self._readers = _mysql_engine(
+                self.url,
+                pool_size,
+                isolation_level="AUTOCOMMIT",
+                idle_on_mysql=IDLE_CONNECTION_SECONDS,
+            )
         self.now_ms: Final = NOW_MS[self.is_sqlite]
 
     @property
@@ -229,7 +239,11 @@ def _sqlite_engine(url: URL, *, begin: str, pool_size: int, connect: Connect | N
 
 
 def _mysql_engine(
-    url: URL, pool_size: int, *, isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"]
+    url: URL,
+    pool_size: int,
+    *,
+    isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"],
+    idle_on_mysql: int,
 ) -> AsyncEngine:
     engine = create_async_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
@@ -237,7 +251,9 @@ def _mysql_engine(
         max_overflow=pool_size,
         pool_timeout=5,
         # No ping before each use and no reset after it: a connection that the server dropped
-        # shows at the first statement, and every transaction here may be repeated.
+        # shows at the first statement, and every transaction here may be repeated. The last used
+        # is taken first, so that the others may run into the server's limit.
+        pool_use_lifo=True,
         pool_recycle=IDLE_CONNECTION_SECONDS // 2,
         pool_reset_on_return=None,
         isolation_level=isolation_level,
@@ -249,9 +265,10 @@ def _mysql_engine(
                 "SET SESSION time_zone='+00:00', "
                 "sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
                 f"innodb_lock_wait_timeout={LOCK_WAIT_SECONDS}, "
-                f"wait_timeout={IDLE_CONNECTION_SECONDS}"
-                # A comment for MySQL, which would refuse it; MariaDB reads it.
-                f"/*M!100301 , idle_write_transaction_timeout={IDLE_TRANSACTION_SECONDS} */"
+                # Each server takes the other's words for a comment.
+                f"/*M!100301 wait_timeout={IDLE_CONNECTION_SECONDS}, "
+                f"idle_write_transaction_timeout={IDLE_TRANSACTION_SECONDS} */"
+                f"/*!80000 wait_timeout={idle_on_mysql} */"
             ),
         },
     )
