@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -55,10 +55,11 @@ from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
 from app.jobs.watch import Streams
 from app.lifecycle.reads import count_tasks
-from app.lifecycle.schema import check_schema
+from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.lifecycle.term import TermRowMissing, read_term
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.pulse import Pulse
 from app.schedules.routes import schedule_routes
 from app.schedules.spawn import Spawner
 from app.settings import Settings
@@ -67,6 +68,8 @@ from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 log = structlog.get_logger(__name__)
 
 CLOCK_SECONDS: Final = 5.0
+FIRST_PAUSE_SECONDS: Final = 0.2
+LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
 _BODY_LIMITS: Final = {
     "/internal/": MAX_INTERNAL_BODY_BYTES,
@@ -96,6 +99,9 @@ class Parts:
     sweeper: Sweeper
     standing: Standing
     clock_loop: Loop
+    pulse: Pulse
+    waits_for: str | None = "the process has not begun to serve"
+    """Why nothing is served yet; None once everything is started."""
 
 
 def build_parts(ground: Ground) -> Parts:
@@ -131,6 +137,7 @@ def build_parts(ground: Ground) -> Parts:
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
+        pulse=Pulse(ground),
     )
 
 
@@ -141,10 +148,15 @@ async def start_parts(parts: Parts) -> None:
         SchemaMismatch: this code must not touch this database.
         DatabaseUnavailable: the database did not answer.
     """
-    await check_schema(parts.ground.database)
+    revisions = await check_schema(parts.ground.database)
+    for of, revision in revisions._asdict().items():
+        parts.ground.metrics.schema.labels(of).set(revision)
+    if revisions.database > revisions.code:
+        log.warning("schema_is_newer", **revisions._asdict())
     await parts.ground.clock.measure()
     await _warn_unless_durable(parts.ground.database)
     parts.clock_loop.start()
+    parts.pulse.start()
     parts.ground.bus.start()
     parts.waiters.start()
     parts.standing.start()
@@ -160,6 +172,20 @@ async def start_parts(parts: Parts) -> None:
         parts.retention.start()
         parts.sweeper.start()
         parts.lock.start()
+    parts.waits_for = None
+
+
+async def start_when_the_database_is_there(parts: Parts) -> None:
+    """Try until everything is started: at once, and then with pauses of up to 5 s."""
+    pause = FIRST_PAUSE_SECONDS
+    while parts.waits_for is not None:
+        try:
+            await start_parts(parts)
+        except (DatabaseUnavailable, SchemaMismatch) as error:
+            parts.waits_for = str(error)
+            log.warning("start_waits", reason=str(error), again_in_seconds=pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
 
 async def stop_dispatching(parts: Parts) -> None:
@@ -192,6 +218,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.streams.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
+    await parts.pulse.stop()
     await parts.ground.close()
 
 
@@ -205,13 +232,22 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await start_parts(parts)
+        late: asyncio.Task[None] | None = None
+        try:
+            await start_parts(parts)
+        except DatabaseAway as error:
+            # The door is open meanwhile: it says what is missing, and to come back.
+            parts.waits_for = str(error)
+            late = asyncio.create_task(start_when_the_database_is_there(parts), name="late start")
         try:
             yield
         finally:
+            if late is not None:
+                late.cancel()
+                await asyncio.wait({late})
             await stop_parts(parts)
 
-    app = _bare_app(lifespan)
+    app = _bare_app(lifespan, lambda: parts.waits_for)
     app.state.parts = parts
     keys = ApiKeys(settings.api_keys.get_secret_value())
     app.include_router(
@@ -251,7 +287,7 @@ def openapi_document() -> dict[str, Any]:
     return create_app(Settings.model_construct()).openapi()
 
 
-def _bare_app(lifespan: Any) -> FastAPI:
+def _bare_app(lifespan: Any, waits_for: Callable[[], str | None]) -> FastAPI:
     app = FastAPI(
         title=TITLE,
         version=VERSION,
@@ -268,7 +304,7 @@ def _bare_app(lifespan: Any) -> FastAPI:
 
     install_problems(app)
     app.add_middleware(CompressDocuments)
-    app.add_middleware(RequestEdge, limits=_BODY_LIMITS)
+    app.add_middleware(RequestEdge, limits=_BODY_LIMITS, waits_for=waits_for)
     return app
 
 
@@ -278,7 +314,7 @@ def _checks(parts: Parts) -> dict[str, Any]:
             await parts.ground.database.read(read_term)
         except TermRowMissing:
             return "the row that fences dispatch is missing: nothing will be dispatched"
-        return None
+        return parts.waits_for
 
     async def redis() -> str | None:
         await parts.ground.redis.ping()

@@ -111,9 +111,12 @@ class Deaths:
                 await self._redis.expire(key, CANARY_LIFE_SECONDS)
         except REDIS_ERRORS as error:
             if self._redis_good_since is not None:
-                log.warning("redis_away", error=str(error))
+                log.warning("redis_not_trusted", reason=str(error))
             self._redis_good_since = None
             return
+        if self._canary is not None and str(found) != self._canary:
+            log.warning("redis_flushed", nobody_is_declared_dead_for_seconds=LEASE_SECONDS)
+            self._metrics.redis_flushes.inc()
         if self._redis_good_since is None or str(found) != self._canary:
             self._redis_good_since = time.monotonic()
         self._canary = str(found)

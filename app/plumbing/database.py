@@ -52,15 +52,28 @@ class DatabaseUnavailable(Exception):
     """
 
 
+class DatabaseAway(DatabaseUnavailable):
+    """The database cannot be reached: nothing that it refuses, just nobody there."""
+
+
 class Database:
     """One database, MySQL or SQLite, behind two kinds of transaction: `write` and `read`.
 
     SQLite has one writer: an asyncio lock keeps this process's writers in line, and BEGIN
     IMMEDIATE keeps other processes' out from before the first read. `connect` opens SQLite's
-    driver connections in place of aiosqlite.
+    driver connections in place of aiosqlite. `retried` is told why a transaction begins anew:
+    `deadlock`, `lock_wait`, `busy` (SQLite) or `lost`.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 16, connect: Connect | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 16,
+        connect: Connect | None = None,
+        retried: Callable[[str], None] | None = None,
+    ) -> None:
+        self._tell_retry = retried
         self.url: URL = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writer_lock = asyncio.Lock() if self.is_sqlite else None
@@ -161,16 +174,32 @@ class Database:
                 elif is_lost(error):
                     losses += 1
                     if losses >= LOST_TRIES:
-                        raise DatabaseUnavailable("the database cannot be reached") from error
+                        raise DatabaseAway("the database cannot be reached") from error
                 elif is_about_data(error) or isinstance(error, RuntimeError):
                     raise
                 else:
                     # Read-only after a failover, disk full, a limit: no fault of the data.
                     log.exception("database_refuses")
                     raise DatabaseUnavailable("the database refuses") from error
-                log.debug("database_retry", conflicts=conflicts, losses=losses)
+                self._note_retry(error)
             # The first repeat comes at once: most conflicts are over when they are reported.
             await asyncio.sleep(random.uniform(0, 0.005 * 2 ** min(conflicts + losses, 6)))
+
+    def _note_retry(self, error: BaseException) -> None:
+        kind = _kind_of(error)
+        # Somebody has held rows for longer than any transaction of ours takes.
+        say = log.warning if kind == "lock_wait" else log.debug
+        say("database_retry", kind=kind)
+        if self._tell_retry is not None:
+            self._tell_retry(kind)
+
+
+def _kind_of(error: BaseException) -> str:
+    """Name why a transaction begins anew."""
+    if not is_conflict(error):
+        return "lost"
+    code = _driver_code(error) if isinstance(error, DBAPIError) else None
+    return {1205: "lock_wait", 1213: "deadlock"}.get(code or 0, "busy")
 
 
 def is_conflict(error: BaseException) -> bool:
