@@ -71,6 +71,7 @@ CLOCK_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
+COUNT_SECONDS: Final = 2.0
 _BODY_LIMITS: Final = {
     "/internal/": MAX_INTERNAL_BODY_BYTES,
     "/openapi/jobs/batch": MAX_BATCH_BYTES,
@@ -156,7 +157,6 @@ async def start_parts(parts: Parts) -> None:
     await parts.ground.clock.measure()
     await _warn_unless_durable(parts.ground.database)
     parts.clock_loop.start()
-    parts.pulse.start()
     parts.ground.bus.start()
     parts.waiters.start()
     parts.standing.start()
@@ -239,6 +239,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
             # The door is open meanwhile: it says what is missing, and to come back.
             parts.waits_for = str(error)
             late = asyncio.create_task(start_when_the_database_is_there(parts), name="late start")
+        parts.pulse.start()
         try:
             yield
         finally:
@@ -333,11 +334,12 @@ async def _render_metrics(parts: Parts) -> bytes:
     metrics.backlog.set(parts.submitter.backlog)
     metrics.long_polls.set(parts.waiters.count)
     metrics.skew.set(parts.ground.clock.skew_ms / 1000)
-    with suppress(DatabaseUnavailable):
+    with suppress(DatabaseUnavailable, TimeoutError):
         # Without the database the last counts stand; the other metrics are still served.
-        counts = await parts.ground.database.read(
-            lambda connection: count_tasks(connection, parts.ground.database, limit=COUNT_LIMIT)
-        )
+        async with asyncio.timeout(COUNT_SECONDS):
+            counts = await parts.ground.database.read(
+                lambda connection: count_tasks(connection, parts.ground.database, limit=COUNT_LIMIT)
+            )
         metrics.waiting.set(counts.waiting)
         metrics.running.set(counts.running)
         metrics.due.set(counts.due)

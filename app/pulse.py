@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from app.dispatch.death import canary_key
 from app.ground import Ground
 from app.metrics import Metrics
 from app.plumbing.database import DatabaseUnavailable
@@ -88,13 +89,17 @@ class Part:
 
 
 class Pulse:
-    """Asks the database and Redis once a second: one small statement and one PING."""
+    """Asks the database and Redis once a second: one small statement and one GET."""
 
     def __init__(self, ground: Ground) -> None:
         self._parts = (
             Part("database", ground.database.now, (DatabaseUnavailable,), ground.metrics),
-            Part("redis", ground.redis.ping, REDIS_ERRORS, ground.metrics),
+            Part("redis", self._look_at_the_canary, REDIS_ERRORS, ground.metrics),
         )
+        self._redis = ground.redis
+        self._canary_key = canary_key(ground.settings.redis_prefix)
+        self._canary: str | bytes | None = None
+        self._flushes = ground.metrics.redis_flushes
         self._paused = ground.metrics.paused
         self._loop = Loop("pulse", self._step)
 
@@ -105,6 +110,14 @@ class Pulse:
     async def stop(self) -> None:
         """Stop asking."""
         await self._loop.stop()
+
+    async def _look_at_the_canary(self) -> None:
+        """Ask Redis for the key that only a flush takes away."""
+        found = await self._redis.get(self._canary_key)
+        if self._canary is not None and found != self._canary:
+            self._flushes.inc()
+            log.warning("redis_flushed")
+        self._canary = found
 
     async def _step(self) -> None:
         slept_at = time.monotonic()

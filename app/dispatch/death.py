@@ -62,6 +62,11 @@ return value
 _FLUSHED: Final = "?"
 
 
+def canary_key(prefix: str) -> str:
+    """Name the key by whose loss a flush is seen; the holder of the lock keeps it."""
+    return f"{prefix}:canary"
+
+
 class Lease(Enum):
     """What is under a run key, unless it is the execution's outcome."""
 
@@ -87,7 +92,7 @@ class Deaths:
         self._bus = ground.bus
         self._metrics = ground.metrics
         self._prefix = ground.settings.redis_prefix
-        self._canary_key = f"{self._prefix}:canary"
+        self._canary_key = canary_key(self._prefix)
         self._stall_ms = ground.settings.stall_seconds * 1000
         self._prober = prober
         self._settler = settler
@@ -114,9 +119,6 @@ class Deaths:
                 log.warning("redis_not_trusted", reason=str(error))
             self._redis_good_since = None
             return
-        if self._canary is not None and str(found) != self._canary:
-            log.warning("redis_flushed", nobody_is_declared_dead_for_seconds=LEASE_SECONDS)
-            self._metrics.redis_flushes.inc()
         if self._redis_good_since is None or str(found) != self._canary:
             self._redis_good_since = time.monotonic()
         self._canary = str(found)
