@@ -17,7 +17,7 @@ import redis
 from tests.faults.links import Mode
 from tests.faults.scene import Scene, scene
 from tests.faults.signs import NotExported, metric, readiness, said
-from tests.support.engines import Engine, migrated
+from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Service
 from tests.support.wait import until
 
@@ -94,13 +94,14 @@ def test_database_down(tmp_path: Path) -> None:
 
 def test_database_slow(tmp_path: Path) -> None:
     with scene(tmp_path, workers=1) as one:
-        with one.cluster.broken("dispatcher-1>mariadb", Mode.SLOW, 0.35):
+        with one.cluster.broken("dispatcher-1>mariadb", Mode.SLOW, 0.3):
             job_id = one.submit("fault_async", 0)
             one.started(job_id)
             until(lambda: one.row(job_id)["status"] == SUCCEEDED, 30, what="the slow end")
             seen(one, "dispatcher-1", 'oncue_part_up{part="database"}', 1, "database_slow")
-            assert metric(url(one, "dispatcher-1"), SLOWNESS) > 0.5
-            assert readiness(url(one, "dispatcher-1"))[0] == 200
+            until(lambda: metric(url(one, "dispatcher-1"), SLOWNESS) > 0.5, what="the figure")
+            # A new connection is many answers: it is ready again once it has those it needs.
+            until(lambda: readiness(url(one, "dispatcher-1"))[0] == 200, 30, what="readiness")
         seen(one, "dispatcher-1", 'oncue_part_up{part="database"}', 1, "database_back")
         assert one.settled().violations == []
 
@@ -170,7 +171,7 @@ def test_clock_skew(tmp_path: Path, seconds: float) -> None:
         # Both doors serve, and the database's clock alone says what is due.
         soon = one.submit("fault_async", 0, via=active)
         one.started(soon)
-        later = one.submit("fault_async", 0, via=active, delayMs=600_000)
+        later = one.submit("of_no_worker", 0, via=active)
         if not refuses_to_dispatch:
             until(lambda: "clock_skew" in reasons(one, later), what="the skew to be shown")
         one.cancel(later)
@@ -214,7 +215,7 @@ def test_mixed_versions(tmp_path: Path) -> None:
 
 
 def test_database_away_at_the_start(mariadb_engine: Engine, new_platform: NewPlatform) -> None:
-    platform = new_platform(migrated(mariadb_engine))
+    platform = new_platform(mariadb_engine)
     nowhere = {"ONCUE_DATABASE_URL": "mysql+aiomysql://nobody:secret@127.0.0.1:9/nothing"}
     waiting = platform.dispatcher(environment=nowhere, wait=False)
     until(lambda: readiness(waiting.url)[0] == 503, what="the door to be open")
@@ -249,7 +250,7 @@ def test_a_dispatcher_that_waited_for_its_database_serves_once_it_is_there(tmp_p
 def test_sigterm_in_the_first_moments_of_a_start_is_no_crash(
     sqlite_engine: Engine, new_platform: NewPlatform, kind: str
 ) -> None:
-    platform = new_platform(migrated(sqlite_engine))
+    platform = new_platform(sqlite_engine)
     for _ in range(5):
         node: Service = getattr(platform, kind)(wait=False)
         # As soon as the process has its own word about the signal, whatever else it has begun.
