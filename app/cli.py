@@ -62,6 +62,7 @@ Handlers = Annotated[
 
 REFUSED = 2
 FAULT = 70
+TERMINATED = 128 + signal.SIGTERM
 OWN_PACKAGES = {"app", "oncue", "worker"}
 FIRST_JOB = (
     '{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{"hello":"world"}}'
@@ -206,6 +207,8 @@ def start(
 
 def main() -> NoReturn:
     """Run the command line; whatever goes wrong is told in one sentence."""
+    # Until a server has its own way to end: as process 1 of a container it would not end at all.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
     try:
         code = app(standalone_mode=False)
     except TyperException as error:

@@ -41,7 +41,10 @@ class Ground:
 
 def lay_ground(settings: Settings, *, internal_token: str) -> Ground:
     """Build the connections; nothing is opened yet. Calls to workers carry `internal_token`."""
-    database = Database(settings.database_url)
+    metrics = Metrics()
+    database = Database(
+        settings.database_url, retried=lambda kind: metrics.database_retries.labels(kind).inc()
+    )
     redis = patient_redis(settings.redis_url)
     return Ground(
         settings=settings,
@@ -51,5 +54,5 @@ def lay_ground(settings: Settings, *, internal_token: str) -> Ground:
         clock=DatabaseClock(database),
         bus=Bus(redis, settings.redis_prefix),
         client=InternalClient(internal_token),
-        metrics=Metrics(),
+        metrics=metrics,
     )

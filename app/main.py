@@ -58,10 +58,11 @@ from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
 from app.jobs.watch import Streams
 from app.lifecycle.reads import count_tasks
-from app.lifecycle.schema import check_schema
+from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.lifecycle.term import TermRowMissing, read_term
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.pulse import Pulse
 from app.schedules.routes import schedule_routes
 from app.schedules.spawn import Spawner
 from app.settings import Settings
@@ -70,7 +71,10 @@ from oncue.protocol import MAX_INTERNAL_BODY_BYTES, REPORTS_PATH
 log = structlog.get_logger(__name__)
 
 CLOCK_SECONDS: Final = 5.0
+FIRST_PAUSE_SECONDS: Final = 0.2
+LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
+COUNT_SECONDS: Final = 2.0
 _BODY_LIMITS: Final = {
     "/internal/": MAX_INTERNAL_BODY_BYTES,
     "/openapi/jobs/batch": MAX_BATCH_BYTES,
@@ -99,6 +103,9 @@ class Parts:
     sweeper: Sweeper
     standing: Standing
     clock_loop: Loop
+    pulse: Pulse
+    waits_for: str | None = "the process has not begun to serve"
+    """Why nothing is served yet; None once everything is started."""
 
 
 def build_parts(ground: Ground) -> Parts:
@@ -134,6 +141,7 @@ def build_parts(ground: Ground) -> Parts:
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
+        pulse=Pulse(ground),
     )
 
 
@@ -144,7 +152,11 @@ async def start_parts(parts: Parts) -> None:
         SchemaMismatch: this code must not touch this database.
         DatabaseUnavailable: the database did not answer.
     """
-    await check_schema(parts.ground.database)
+    revisions = await check_schema(parts.ground.database)
+    for of, revision in revisions._asdict().items():
+        parts.ground.metrics.schema.labels(of).set(revision)
+    if revisions.database > revisions.code:
+        log.warning("schema_is_newer", **revisions._asdict())
     await parts.ground.clock.measure()
     await _warn_unless_durable(parts.ground.database)
     parts.clock_loop.start()
@@ -163,6 +175,20 @@ async def start_parts(parts: Parts) -> None:
         parts.retention.start()
         parts.sweeper.start()
         parts.lock.start()
+    parts.waits_for = None
+
+
+async def start_when_the_database_is_there(parts: Parts) -> None:
+    """Try until everything is started: at once, and then with pauses of up to 5 s."""
+    pause = FIRST_PAUSE_SECONDS
+    while parts.waits_for is not None:
+        try:
+            await start_parts(parts)
+        except (DatabaseUnavailable, SchemaMismatch) as error:
+            parts.waits_for = str(error)
+            log.warning("start_waits", reason=str(error), again_in_seconds=pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
 
 async def stop_dispatching(parts: Parts) -> None:
@@ -195,6 +221,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.streams.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
+    await parts.pulse.stop()
     await parts.ground.close()
 
 
@@ -208,13 +235,24 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await start_parts(parts)
+        late: asyncio.Task[None] | None = None
+        try:
+            await start_parts(parts)
+        except DatabaseAway as error:
+            # The door is open meanwhile: it says what is missing, and to come back.
+            parts.waits_for = str(error)
+            late = asyncio.create_task(start_when_the_database_is_there(parts), name="late start")
+        parts.pulse.start()
         try:
             yield
         finally:
+            if late is not None:
+                late.cancel()
+                await asyncio.wait({late})
             await stop_parts(parts)
 
-    app = _bare_app(lifespan)
+    edge: dict[str, Any] = {"limits": _BODY_LIMITS, "waits_for": lambda: parts.waits_for}
+    app = _bare_app(lifespan, edge)
     app.state.parts = parts
     keys = ApiKeys(settings.api_keys.get_secret_value())
     app.include_router(
@@ -247,14 +285,19 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
     install_document(app)
-    _shorten(app, keys, tokens, parts.submitter, reports)
+    _shorten(app, edge, keys, tokens, parts.submitter, reports)
     return app
 
 
 def _shorten(
-    app: ShortWays, keys: ApiKeys, tokens: InternalTokens, submitter: Submitter, reports: Reports
+    app: ShortWays,
+    edge: dict[str, Any],
+    keys: ApiKeys,
+    tokens: InternalTokens,
+    submitter: Submitter,
+    reports: Reports,
 ) -> None:
-    """Serve what every job passes past the framework; the middleware's own limits stay."""
+    """Serve what every job passes past the framework, behind the same edge."""
 
     async def submit(headers: Headers, body: bytes) -> Response:
         return await accept(keys, submitter, headers, body)
@@ -263,7 +306,7 @@ def _shorten(
         return await take_report(tokens, reports, headers, body)
 
     for path, answer in (("/openapi/jobs", submit), (REPORTS_PATH, report)):
-        app.short_ways["POST", path] = RequestEdge(Endpoint(answer), limits=_BODY_LIMITS)
+        app.short_ways["POST", path] = RequestEdge(Endpoint(answer), **edge)
 
 
 def openapi_document() -> dict[str, Any]:
@@ -271,7 +314,7 @@ def openapi_document() -> dict[str, Any]:
     return create_app(Settings.model_construct()).openapi()
 
 
-def _bare_app(lifespan: Any) -> ShortWays:
+def _bare_app(lifespan: Any, edge: dict[str, Any]) -> ShortWays:
     app = ShortWays(
         title=TITLE,
         version=VERSION,
@@ -288,7 +331,7 @@ def _bare_app(lifespan: Any) -> ShortWays:
 
     install_problems(app)
     app.add_middleware(CompressDocuments)
-    app.add_middleware(RequestEdge, limits=_BODY_LIMITS)
+    app.add_middleware(RequestEdge, **edge)
     return app
 
 
@@ -298,7 +341,7 @@ def _checks(parts: Parts) -> dict[str, Any]:
             await parts.ground.database.read(read_term)
         except TermRowMissing:
             return "the row that fences dispatch is missing: nothing will be dispatched"
-        return None
+        return parts.waits_for
 
     async def redis() -> str | None:
         await parts.ground.redis.ping()
@@ -317,11 +360,12 @@ async def _render_metrics(parts: Parts) -> bytes:
     metrics.backlog.set(parts.submitter.backlog)
     metrics.long_polls.set(parts.waiters.count)
     metrics.skew.set(parts.ground.clock.skew_ms / 1000)
-    with suppress(DatabaseUnavailable):
+    with suppress(DatabaseUnavailable, TimeoutError):
         # Without the database the last counts stand; the other metrics are still served.
-        counts = await parts.ground.database.read(
-            lambda connection: count_tasks(connection, parts.ground.database, limit=COUNT_LIMIT)
-        )
+        async with asyncio.timeout(COUNT_SECONDS):
+            counts = await parts.ground.database.read(
+                lambda connection: count_tasks(connection, parts.ground.database, limit=COUNT_LIMIT)
+            )
         metrics.waiting.set(counts.waiting)
         metrics.running.set(counts.running)
         metrics.due.set(counts.due)

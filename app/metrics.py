@@ -66,6 +66,36 @@ class Metrics:
         self.streams = Gauge("oncue_streams", "Open event streams", registry=r)
         self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)
         self.term = Gauge("oncue_dispatch_term", "Term of the dispatch lock", registry=r)
+        self.lock_lost = Counter(
+            "oncue_dispatch_lock_lost", "Times that the lock was lost or given up", registry=r
+        )
+        self.part_up = Gauge(
+            "oncue_part_up", "1 while a server is reached: database, redis", ["part"], registry=r
+        )
+        self.part_seconds = Gauge(
+            "oncue_part_answer_seconds", "Its last answer took so long", ["part"], registry=r
+        )
+        self.paused = Counter(
+            "oncue_process_paused_seconds", "Seconds in which the process stood still", registry=r
+        )
+        self.database_retries = Counter(
+            "oncue_database_retries",
+            "Transactions begun anew, by why: deadlock, lock_wait, busy, lost",
+            ["kind"],
+            registry=r,
+        )
+        self.redis_flushes = Counter(
+            "oncue_redis_flushes", "Times that Redis was found emptied", registry=r
+        )
+        self.schema = Gauge(
+            "oncue_schema_revision",
+            "Of the database, and what this code is for",
+            ["of"],
+            registry=r,
+        )
+        self.worker_versions = Gauge(
+            "oncue_workers_of_version", "Workers that are not DOWN", ["version"], registry=r
+        )
         self.skew = Gauge("oncue_clock_skew_seconds", "Clock minus database's", registry=r)
         self.workers = Gauge("oncue_workers", "Workers by state", ["state"], registry=r)
         self.lateness = Histogram(

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from app.access.keys import BadKeys
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching
-from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -54,18 +54,19 @@ async def serve(
     """Serve until SIGTERM or SIGINT; `beside` runs along and is told by the event to end.
 
     Raises:
-        StartRefused: the schema, the keys, the database or the port forbid it.
+        StartRefused: the schema, the keys, the port, or a database that refuses forbid it.
     """
-    await _check(settings)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if not await _checked(settings, stopping):
+        return
     try:
         app = create_app(settings)
     except BadKeys as error:
         raise StartRefused(str(error)) from None
     server = http_server(app, settings)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
     serving = asyncio.create_task(_serve(server, settings))
     companion = asyncio.create_task(
         _nothing(stopping) if beside is None else _run(beside, stopping)
@@ -118,6 +119,20 @@ async def _serve(server: Server, settings: Settings) -> None:
         raise StartRefused(f"the dispatcher could not start on {settings.host}:{settings.port}")
 
 
+async def _checked(settings: Settings, stopping: asyncio.Event) -> bool:
+    """Check what can be; False if the process was told to end meanwhile."""
+    checking = asyncio.create_task(_check(settings))
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({checking, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if stopping.is_set():
+        checking.cancel()
+        await asyncio.wait({checking})
+        return False
+    await checking
+    return True
+
+
 async def _check(settings: Settings) -> None:
     if (reason := settings.why_too_open()) is not None:
         raise StartRefused(reason)
@@ -126,9 +141,16 @@ async def _check(settings: Settings) -> None:
         await check_schema(database)
     except SchemaMismatch as error:
         raise StartRefused(str(error)) from None
+    except DatabaseAway as error:
+        # It may come back: until then the process says so where readiness is asked for.
+        log.warning(
+            "database_away_at_start",
+            database=database.url.render_as_string(),
+            reason=str(error),
+        )
     except DatabaseUnavailable:
         raise StartRefused(
-            f"the database {database.url.render_as_string()} cannot be reached"
+            f"the database {database.url.render_as_string()} cannot be used: see the log"
         ) from None
     except DBAPIError as error:
         raise StartRefused(f"the database refuses: {error.orig}") from None

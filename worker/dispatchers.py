@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +10,8 @@ import aiohttp
 
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
+NEXT_SECONDS: Final = 1.0
+"""A dispatcher that is silent for so long is not waited for alone: the next one is asked too."""
 WORKING: Final = frozenset({200, 400, 413, 422})
 """Statuses of a dispatcher that read the request; any other may be the fault of its address."""
 
@@ -55,31 +58,53 @@ class Dispatchers:
     async def post(self, path: str, body: bytes) -> Reply:
         """Send to the dispatcher that worked last, then to the next until one works.
 
-        When none does, the last reply is returned.
+        One that is silent for a second is not waited for alone: a paused one would hold up what
+        the others could store. So what is sent must be safe to be taken twice. When none works,
+        the last reply is returned.
 
         Raises:
             NoDispatcher: there was no reply at all.
         """
-        reason = "no address"
+        first, count = self._current, len(self._urls)
+        tries: dict[asyncio.Task[Reply | str], int] = {}
         last: Reply | None = None
-        first = self._current
-        for turn in range(len(self._urls)):
-            index = (first + turn) % len(self._urls)
-            url = self._urls[index]
-            try:
-                async with self._session.post(
-                    url + path, data=body, allow_redirects=False
-                ) as response:
-                    last = Reply(response.status, await response.read())
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                reason = f"{url} failed with {type(error).__name__}"
-                continue
-            if last.status in WORKING:
-                self._current = index
-                return last
+        reason = "no address"
+        try:
+            for turn in range(count):
+                index = (first + turn) % count
+                tries[asyncio.ensure_future(self._ask(self._urls[index] + path, body))] = index
+                is_last = turn + 1 == count
+                while tries:
+                    done, _ = await asyncio.wait(
+                        tries,
+                        timeout=None if is_last else NEXT_SECONDS,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    for one in [one for one in tries if one in done]:
+                        found, index = one.result(), tries.pop(one)
+                        if isinstance(found, str):
+                            reason = found
+                            continue
+                        last = found
+                        if found.status in WORKING:
+                            self._current = index
+                            return found
+                    if not is_last:
+                        break
+        finally:
+            for one in tries:
+                one.cancel()
         if last is None:
             raise NoDispatcher(reason)
         return last
+
+    async def _ask(self, url: str, body: bytes) -> Reply | str:
+        """Return the reply, or the reason why there is none."""
+        try:
+            async with self._session.post(url, data=body, allow_redirects=False) as response:
+                return Reply(response.status, await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return f"{url} failed with {type(error).__name__}"
 
     async def close(self) -> None:
         """Close the connections."""

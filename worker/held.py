@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import structlog
 
 from oncue.handlers import RegisteredHandler
 from oncue.protocol import Load, RejectReason, Run
@@ -21,6 +24,8 @@ from worker.verdict import Verdict
 
 REMEMBER_SECONDS = 600.0
 REMEMBER_AT_MOST = 50_000
+
+log = structlog.get_logger(__name__)
 
 
 class Phase(Enum):
@@ -237,9 +242,10 @@ class StaleTerm(Exception):
 class Terms:
     """The highest term of the dispatch lock that this worker has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Callable[[], None] = lambda: None) -> None:
         self._lock = threading.Lock()
         self._highest = 0
+        self._refused = refused
 
     @property
     def highest(self) -> int:
@@ -254,6 +260,8 @@ class Terms:
         """
         with self._lock:
             if term < self._highest:
+                log.warning("a lower term is refused", term=term, highest=self._highest)
+                self._refused()
                 raise StaleTerm(f"term {term} is older than {self._highest}")
             self._highest = term
 

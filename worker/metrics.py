@@ -43,6 +43,11 @@ class Metrics:
             "Beats that no dispatcher acknowledged.",
             registry=self.registry,
         )
+        self.stale_terms = Counter(
+            "oncue_worker_stale_terms_refused",
+            "Requests of a dispatcher that has lost its lock, refused.",
+            registry=self.registry,
+        )
         self._lines_shipped = Counter(
             "oncue_worker_log_lines_shipped",
             "Lines of runs that a dispatcher has stored.",

@@ -150,7 +150,8 @@ async def open_parts(
         offer=describe_offer(offered),
     )
     held = Held(settings.worker_capacity)
-    terms, clock, cost, metrics = Terms(), DatabaseClock(), RecentCost(), Metrics()
+    clock, cost, metrics = DatabaseClock(), RecentCost(), Metrics()
+    terms = Terms(refused=metrics.stale_terms.inc)
     liveness = Liveness(has_runs=lambda: bool(held.running()))
     leases = Leases(outside.redis)
     dispatchers = outside.dispatchers

@@ -62,6 +62,11 @@ return value
 _FLUSHED: Final = "?"
 
 
+def canary_key(prefix: str) -> str:
+    """Name the key by whose loss a flush is seen; the holder of the lock keeps it."""
+    return f"{prefix}:canary"
+
+
 class Lease(Enum):
     """What is under a run key, unless it is the execution's outcome."""
 
@@ -87,7 +92,7 @@ class Deaths:
         self._bus = ground.bus
         self._metrics = ground.metrics
         self._prefix = ground.settings.redis_prefix
-        self._canary_key = f"{self._prefix}:canary"
+        self._canary_key = canary_key(self._prefix)
         self._stall_ms = ground.settings.stall_seconds * 1000
         self._prober = prober
         self._settler = settler
@@ -111,7 +116,7 @@ class Deaths:
                 await self._redis.expire(key, CANARY_LIFE_SECONDS)
         except REDIS_ERRORS as error:
             if self._redis_good_since is not None:
-                log.warning("redis_away", error=str(error))
+                log.warning("redis_not_trusted", reason=str(error))
             self._redis_good_since = None
             return
         if self._redis_good_since is None or str(found) != self._canary:

@@ -114,6 +114,7 @@ class DispatchLock:
     def give_up(self, reason: str) -> None:
         """Stop acting as the holder: a worker or the database knows a higher term."""
         log.warning("lock_given_up", reason=reason, term=self._term)
+        self._metrics.lock_lost.inc()
         self._forget()
 
     async def _step(self) -> None:
@@ -214,6 +215,7 @@ class DispatchLock:
 
     def _lose(self, reason: str) -> None:
         log.warning("lock_lost", reason=reason, term=self._term)
+        self._metrics.lock_lost.inc()
         self._forget()
 
     def _forget(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -90,6 +91,9 @@ class Recovery:
         for state in WorkerState:
             count = sum(node.state is state for node in nodes)
             self._metrics.workers.labels(str(state)).set(count)
+        self._metrics.worker_versions.clear()
+        for version, count in Counter(node.version for node in reachable.values()).items():
+            self._metrics.worker_versions.labels(version).set(count)
 
     async def _send_again(self, nodes: dict[str, Node], running: Sequence[RunningTask]) -> None:
         """Send again what no worker answered, and what two beats of its worker did not list."""

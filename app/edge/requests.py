@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -18,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES: Final = 256 * 1024
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_SERVED_ONCE_STARTED: Final = ("/openapi/", "/internal/")
 _QUIET_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/internal/")
 
 
@@ -35,11 +37,21 @@ class CompressDocuments:
 
 
 class RequestEdge:
-    """ASGI middleware: binds `X-Request-Id`, bounds the body, and logs how the request ended."""
+    """ASGI middleware: binds `X-Request-Id`, bounds the body, and logs how the request ended.
 
-    def __init__(self, app: ASGIApp, *, limits: dict[str, int] | None = None) -> None:
+    What `waits_for` says, unless None, is why requests to the API are not served yet.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: dict[str, int] | None = None,
+        waits_for: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._app = app
         self._limits = limits or {}
+        self._waits_for = waits_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -79,6 +91,8 @@ class RequestEdge:
             declared = headers.get("content-length", "0")
             if declared.isdigit() and int(declared) > limit:
                 raise _too_large(limit)
+            if path.startswith(_SERVED_ONCE_STARTED) and (missing := self._waits_for()) is not None:
+                raise Problem("not_ready", f"Repeat the request later: {missing}.")
             await self._app(scope, bounded_receive, send_with_id)
         except Problem as problem:
             if status:

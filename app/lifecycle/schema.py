@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,7 +16,14 @@ class SchemaMismatch(Exception):
     """This code must not work with the database's schema; the message has the command to run."""
 
 
-async def check_schema(database: Database) -> None:
+class Revisions(NamedTuple):
+    """The schema's revision as it is, and the one that this code is for."""
+
+    database: int
+    code: int
+
+
+async def check_schema(database: Database) -> Revisions:
     """Return if the schema is this code's own or a later one that still accepts it.
 
     Raises:
@@ -49,6 +58,7 @@ async def check_schema(database: Database) -> None:
             f"the database has schema revision {revision}, which this version (for "
             f"{SCHEMA_REVISION}) is too old for: upgrade this process"
         )
+    return Revisions(revision, SCHEMA_REVISION)
 
 
 def _table_is_missing(error: DBAPIError) -> bool:

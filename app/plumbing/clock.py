@@ -36,7 +36,12 @@ class DatabaseClock:
         self._offset_ms = now - (sent + received) / 2
         self.skew_ms = time.time() * 1000 - now
         if abs(self.skew_ms) > SKEW_WARN_MS:
-            log.warning("clock_skew", skew_ms=round(self.skew_ms), limit_ms=SKEW_WARN_MS)
+            log.warning(
+                "clock_skew",
+                skew_ms=round(self.skew_ms),
+                limit_ms=SKEW_WARN_MS,
+                may_dispatch=self.may_dispatch,
+            )
 
     @property
     def may_dispatch(self) -> bool:

@@ -28,8 +28,8 @@ LOCK_WAIT_SECONDS: Final = 2
 IDLE_CONNECTION_SECONDS: Final = 60
 IDLE_TRANSACTION_SECONDS: Final = 5
 """A dispatcher that vanishes in a transaction holds its row locks so long: less than the life of
-the dispatch lock, whose next holder may wait for them. MySQL knows no such limit, and waits for
-the end of the idle connection."""
+the dispatch lock, whose next holder may wait for them. MySQL has no such limit for transactions:
+there a connection that writes may be idle no longer than this at all."""
 CLOSED_TRANSPORT: Final = ("Transport does not expose socket instance", "the handler is closed")
 CLOSE_SECONDS: Final = 5
 CONFLICT_TRIES: Final = 12
@@ -52,15 +52,28 @@ class DatabaseUnavailable(Exception):
     """
 
 
+class DatabaseAway(DatabaseUnavailable):
+    """The database cannot be reached: nothing that it refuses, just nobody there."""
+
+
 class Database:
     """One database, MySQL or SQLite, behind two kinds of transaction: `write` and `read`.
 
     SQLite has one writer: an asyncio lock keeps this process's writers in line, and BEGIN
     IMMEDIATE keeps other processes' out from before the first read. `connect` opens SQLite's
-    driver connections in place of aiosqlite.
+    driver connections in place of aiosqlite. `retried` is told why a transaction begins anew:
+    `deadlock`, `lock_wait`, `busy` (SQLite) or `lost`.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 16, connect: Connect | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 16,
+        connect: Connect | None = None,
+        retried: Callable[[str], None] | None = None,
+    ) -> None:
+        self._tell_retry = retried
         self.url: URL = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writer_lock = asyncio.Lock() if self.is_sqlite else None
@@ -72,8 +85,18 @@ class Database:
             self._readers = _sqlite_engine(self.url, begin="BEGIN", pool_size=4, connect=connect)
         else:
             # Reads commit by themselves: a plain SELECT is one round trip, not three.
-            self._writers = _mysql_engine(self.url, pool_size, isolation_level="READ COMMITTED")
-            self._readers = _mysql_engine(self.url, pool_size, isolation_level="AUTOCOMMIT")
+            self._writers = _mysql_engine(
+                self.url,
+                pool_size,
+                isolation_level="READ COMMITTED",
+                idle_on_mysql=IDLE_TRANSACTION_SECONDS,
+            )
+            self._readers = _mysql_engine(
+                self.url,
+                pool_size,
+                isolation_level="AUTOCOMMIT",
+                idle_on_mysql=IDLE_CONNECTION_SECONDS,
+            )
         self.now_ms: Final = NOW_MS[self.is_sqlite]
 
     @property
@@ -151,16 +174,32 @@ class Database:
                 elif is_lost(error):
                     losses += 1
                     if losses >= LOST_TRIES:
-                        raise DatabaseUnavailable("the database cannot be reached") from error
+                        raise DatabaseAway("the database cannot be reached") from error
                 elif is_about_data(error) or isinstance(error, RuntimeError):
                     raise
                 else:
                     # Read-only after a failover, disk full, a limit: no fault of the data.
                     log.exception("database_refuses")
                     raise DatabaseUnavailable("the database refuses") from error
-                log.debug("database_retry", conflicts=conflicts, losses=losses)
+                self._note_retry(error)
             # The first repeat comes at once: most conflicts are over when they are reported.
             await asyncio.sleep(random.uniform(0, 0.005 * 2 ** min(conflicts + losses, 6)))
+
+    def _note_retry(self, error: BaseException) -> None:
+        kind = _kind_of(error)
+        # Somebody has held rows for longer than any transaction of ours takes.
+        say = log.warning if kind == "lock_wait" else log.debug
+        say("database_retry", kind=kind)
+        if self._tell_retry is not None:
+            self._tell_retry(kind)
+
+
+def _kind_of(error: BaseException) -> str:
+    """Name why a transaction begins anew."""
+    if not is_conflict(error):
+        return "lost"
+    code = _driver_code(error) if isinstance(error, DBAPIError) else None
+    return {1205: "lock_wait", 1213: "deadlock"}.get(code or 0, "busy")
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -229,7 +268,11 @@ def _sqlite_engine(url: URL, *, begin: str, pool_size: int, connect: Connect | N
 
 
 def _mysql_engine(
-    url: URL, pool_size: int, *, isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"]
+    url: URL,
+    pool_size: int,
+    *,
+    isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"],
+    idle_on_mysql: int,
 ) -> AsyncEngine:
     engine = create_async_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
@@ -237,7 +280,9 @@ def _mysql_engine(
         max_overflow=pool_size,
         pool_timeout=5,
         # No ping before each use and no reset after it: a connection that the server dropped
-        # shows at the first statement, and every transaction here may be repeated.
+        # shows at the first statement, and every transaction here may be repeated. The last used
+        # is taken first, so that the others may run into the server's limit.
+        pool_use_lifo=True,
         pool_recycle=IDLE_CONNECTION_SECONDS // 2,
         pool_reset_on_return=None,
         isolation_level=isolation_level,
@@ -250,9 +295,10 @@ def _mysql_engine(
                 # Backslashes mean nothing special: JSON as text is sent as it is, not escaped anew.
                 "sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_BACKSLASH_ESCAPES', "
                 f"innodb_lock_wait_timeout={LOCK_WAIT_SECONDS}, "
-                f"wait_timeout={IDLE_CONNECTION_SECONDS}"
-                # A comment for MySQL, which would refuse it; MariaDB reads it.
-                f"/*M!100301 , idle_write_transaction_timeout={IDLE_TRANSACTION_SECONDS} */"
+                # Each server takes the other's words for a comment.
+                f"/*M!100301 wait_timeout={IDLE_CONNECTION_SECONDS}, "
+                f"idle_write_transaction_timeout={IDLE_TRANSACTION_SECONDS} */"
+                f"/*!80000 wait_timeout={idle_on_mysql} */"
             ),
         },
     )

@@ -523,6 +523,16 @@ async def test_readiness_names_the_part_that_is_missing(
         assert (await api.submit()).status_code == 202
 
 
+async def test_readiness_tells_that_the_row_which_fences_dispatch_is_missing(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as api:
+        await change(api.database, "DELETE FROM dispatch_term")
+        answer = await api.client.get("/readyz")
+        assert answer.status_code == 503
+        assert "nothing will be dispatched" in answer.json()["parts"]["database"]
+
+
 async def test_a_request_id_is_returned_and_a_bad_one_replaced(one_api: Door) -> None:
     given = await one_api.client.get("/healthz", headers={"x-request-id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"

@@ -8,7 +8,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.plumbing.database import IDLE_TRANSACTION_SECONDS, LOCK_WAIT_SECONDS
+from app.plumbing.database import (
+    IDLE_CONNECTION_SECONDS,
+    IDLE_TRANSACTION_SECONDS,
+    LOCK_WAIT_SECONDS,
+)
 from tests.integration.app.rig import opened, value_of
 from tests.support.engines import Engine, migrated
 
@@ -55,14 +59,22 @@ async def test_a_connection_that_closed_a_moment_before_is_lost_and_the_work_rep
             await database.write(fail)
 
 
+AS_ON_MYSQL = (
+    f"SET SESSION idle_write_transaction_timeout=0, wait_timeout={IDLE_TRANSACTION_SECONDS}"
+)
+"""What bounds a connection there: it may not be idle, in a transaction or outside of it."""
+
+
+@pytest.mark.parametrize("first", ["SELECT 1", AS_ON_MYSQL], ids=["mariadb", "mysql"])
 async def test_a_transaction_that_stands_still_lets_go_of_its_locks(
-    mariadb_engine: Engine,
+    mariadb_engine: Engine, first: str
 ) -> None:
     migrated(mariadb_engine)
     async with opened(mariadb_engine) as vanished, opened(mariadb_engine) as other:
         locked, over = asyncio.Event(), asyncio.Event()
 
         async def stand_still(connection: AsyncConnection) -> None:
+            await connection.execute(text(first))
             await connection.execute(text("UPDATE dispatch_term SET term = 7"))
             locked.set()
             await over.wait()
@@ -90,3 +102,44 @@ async def test_text_comes_back_as_it_was_sent(migrated_engine: Engine, value: st
             return str((await connection.execute(text("SELECT :v"), {"v": value})).scalar_one())
 
         assert await database.read(ask) == await database.write(ask) == value
+
+
+async def test_connections_that_the_server_has_ended_cost_no_transaction(
+    mariadb_engine: Engine,
+) -> None:
+    migrated(mariadb_engine)
+    together = asyncio.Barrier(8)
+
+    async def add(connection: AsyncConnection) -> None:
+        await connection.execute(text("UPDATE dispatch_term SET term = term + 1"))
+
+    async def shorten(connection: AsyncConnection) -> None:
+        await connection.execute(text("SET SESSION wait_timeout=1"))
+        await together.wait()  # so that each has a connection of its own
+
+    async with opened(mariadb_engine) as database:
+        await asyncio.gather(*(database.write(shorten) for _ in range(8)))
+        count = (
+            "SELECT COUNT(*) FROM information_schema.processlist "
+            "WHERE user = SUBSTRING_INDEX(CURRENT_USER(), '@', 1)"
+        )
+        async with asyncio.timeout(10):
+            while await value_of(database, count) > 1:
+                await asyncio.sleep(0.1)
+        await asyncio.gather(*(database.write(add) for _ in range(8)))
+        assert await value_of(database, "SELECT term FROM dispatch_term") == 8
+
+
+async def test_writers_and_readers_have_the_idle_times_that_they_are_meant_to_have(
+    mariadb_engine: Engine,
+) -> None:
+    async def ask(connection: AsyncConnection) -> tuple[int, ...]:
+        asked = (
+            "SELECT @@wait_timeout, @@idle_write_transaction_timeout, @@innodb_lock_wait_timeout"
+        )
+        return tuple((await connection.execute(text(asked))).one())
+
+    meant = (IDLE_CONNECTION_SECONDS, IDLE_TRANSACTION_SECONDS, LOCK_WAIT_SECONDS)
+    async with opened(mariadb_engine) as database:
+        assert await database.write(ask) == meant
+        assert await database.read(ask) == meant

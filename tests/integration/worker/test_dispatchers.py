@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -9,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.ports import free_port
-from worker.dispatchers import Dispatchers, NoDispatcher, Reply
+from worker.dispatchers import REQUEST_TIMEOUT_SECONDS, Dispatchers, NoDispatcher, Reply
 
 
 class Door:
@@ -20,10 +21,15 @@ class Door:
         self.status = status
         self.calls = 0
         self.url = ""
+        self.called = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def answer(self, _: web.Request) -> web.Response:
         """Count a call."""
         self.calls += 1
+        self.called.set()
+        await self.may_answer.wait()
         return web.Response(status=self.status, text=self.name)
 
 
@@ -90,3 +96,23 @@ async def test_no_reply_at_all_is_told_as_such() -> None:
     async with doors(0, 0) as (dispatchers, _):
         with pytest.raises(NoDispatcher, match="failed with"):
             await dispatchers.post("/path", b"{}")
+
+
+async def test_a_paused_dispatcher_holds_up_no_report() -> None:
+    async with doors(200, 200) as (dispatchers, [paused, other]):
+        paused.may_answer.clear()
+        async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS / 2):
+            assert await dispatchers.post("/path", b"{}") == Reply(200, b"1")
+            # And it is passed over from then on, without any wait.
+            assert await dispatchers.post("/path", b"{}") == Reply(200, b"1")
+        assert (paused.calls, other.calls) == (1, 2)
+        paused.may_answer.set()
+
+
+async def test_a_slow_dispatcher_is_heard_while_the_next_one_is_asked() -> None:
+    async with doors(200, 503) as (dispatchers, [slow, other]):
+        slow.may_answer.clear()
+        asked = asyncio.ensure_future(dispatchers.post("/path", b"{}"))
+        await other.called.wait()
+        slow.may_answer.set()
+        assert await asked == Reply(200, b"0")
