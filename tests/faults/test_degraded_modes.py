@@ -94,10 +94,12 @@ def test_database_down(tmp_path: Path) -> None:
 
 def test_database_slow(tmp_path: Path) -> None:
     with scene(tmp_path, workers=1) as one:
-        with one.cluster.broken("dispatcher-1>mariadb", Mode.SLOW, 0.3):
+        one.started(one.submit("fault_async", 0))
+        one.http.timeout = 60  # a submission is several answers, and may want a new connection
+        with one.cluster.broken("dispatcher-1>mariadb", Mode.SLOW, 0.27):
             job_id = one.submit("fault_async", 0)
             one.started(job_id)
-            until(lambda: one.row(job_id)["status"] == SUCCEEDED, 30, what="the slow end")
+            until(lambda: one.row(job_id)["status"] == SUCCEEDED, 60, what="the slow end")
             seen(one, "dispatcher-1", 'oncue_part_up{part="database"}', 1, "database_slow")
             until(lambda: metric(url(one, "dispatcher-1"), SLOWNESS) > 0.5, what="the figure")
             # A new connection is many answers: it is ready again once it has those it needs.
@@ -244,6 +246,17 @@ def test_a_dispatcher_that_waited_for_its_database_serves_once_it_is_there(tmp_p
         dispatcher.wait_ready(20)
         one.started(one.submit("fault_async", 0))
         assert one.settled().violations == []
+
+
+def test_a_database_that_refuses_ends_the_start(
+    mariadb_engine: Engine, new_platform: NewPlatform
+) -> None:
+    """Waiting would mend no wrong password."""
+    platform = new_platform(mariadb_engine)
+    wrong = mariadb_engine.database_url.replace("://", "://other", 1)
+    refused = platform.dispatcher(environment={"ONCUE_DATABASE_URL": wrong}, wait=False)
+    assert refused.child.wait(30) == 2
+    assert "cannot be used" in refused.child.log_tail()
 
 
 @pytest.mark.parametrize("kind", ["dispatcher", "worker"])
