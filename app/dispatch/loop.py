@@ -17,6 +17,7 @@ from app.dispatch.lock import DispatchLock
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
 from app.dispatch.send import Sender
+from app.dispatch.turns import Line, Turns
 from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
@@ -69,6 +70,8 @@ class DispatchLoop:
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
         self._turn = 0
+        self._turns = Turns()
+        self._ageing_ms = ground.settings.priority_ageing_seconds * 1000
         self._loop = Loop("dispatch", self._step, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(WAKE, self._on_wake)
         ground.bus.subscribe(LOAD, self._on_load)
@@ -142,7 +145,7 @@ class DispatchLoop:
         if not due:
             return
         candidates = await self._find(due)
-        assignments = self._deal(candidates)
+        assignments = self._deal(candidates, now)
         if not assignments:
             return
         claimed = await self._claim(assignments, term)
@@ -175,7 +178,6 @@ class DispatchLoop:
                     one.learn(found, one_limit, was_rescan=was_rescan)
                 candidates += found.due
             chunk, probes = [], []
-        candidates.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
         return candidates
 
     async def _read(self, probes: Sequence[Probe]) -> Found:
@@ -183,29 +185,16 @@ class DispatchLoop:
             lambda connection: find_due(connection, self._database, probes)
         )
 
-    def _deal(self, candidates: Sequence[Candidate]) -> list[Assignment]:
-        """Deal tasks to workers in order of priority until the slots or the batch run out."""
+    def _deal(self, candidates: Sequence[Candidate], now_ms: float) -> list[Assignment]:
+        """Deal tasks to workers in their turns until the slots or the batch run out."""
         slots: dict[str, Slots] = {}
         offers: dict[int, list[Slots]] = {}
         assignments: list[Assignment] = []
         dealt: dict[int, list[Candidate]] = defaultdict(list)
-        full: set[int] = set()
-        for task in candidates:
-            state = self._queues.get(task.queue_id)
-            if task.queue_id in full:
-                continue
-            if len(assignments) >= self._claim_batch:
-                full.add(task.queue_id)
-                state.has_backlog = True
-                continue
+        line = Line(candidates, self._turns, now_ms=now_ms, ageing_ms=self._ageing_ms)
+        while len(assignments) < self._claim_batch and (task := line.first()) is not None:
             if task.queue_id not in offers:
-                # One object a worker for all queues: a slot is dealt once.
-                offers[task.queue_id] = [
-                    slots.setdefault(worker.worker_id, worker)
-                    for worker in self._roster.slots_for(
-                        state.row.job_handler, state.row.requirement
-                    )
-                ]
+                offers[task.queue_id] = self._offer(task.queue_id, slots)
             self._turn += 1
             worker = choose(
                 offers[task.queue_id],
@@ -215,18 +204,27 @@ class DispatchLoop:
                 key=str(task.job_id),
             )
             if worker is None:
-                # No later task of the queue may overtake this one.
-                full.add(task.queue_id)
-                state.has_backlog = True
+                self._queues.get(line.drop_queue()).has_backlog = True
                 continue
+            line.deal()
             worker.active += 1
             dealt[task.queue_id].append(task)
             assignments.append(
                 Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
             )
+        for queue_id in line.queues():
+            self._queues.get(queue_id).has_backlog = True
         for queue_id, tasks in dealt.items():
             self._queues.get(queue_id).dealt(tasks)
         return assignments
+
+    def _offer(self, queue_id: int, slots: dict[str, Slots]) -> list[Slots]:
+        """Return the workers for a queue, one object each, so that a slot is dealt once."""
+        row = self._queues.get(queue_id).row
+        return [
+            slots.setdefault(worker.worker_id, worker)
+            for worker in self._roster.slots_for(row.job_handler, row.requirement)
+        ]
 
     async def _claim(self, assignments: Sequence[Assignment], term: int) -> list[Claimed]:
         token = new_token()
