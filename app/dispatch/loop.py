@@ -36,6 +36,10 @@ log = structlog.get_logger(__name__)
 RESCAN_SECONDS: Final = 1.0
 PROBES_PER_READ: Final = 60
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
+AHEAD_MS: Final = 2.0
+"""So long before a task is due its row is locked; other claims wait for no more than that."""
+SMALL_STEP_MS: Final = 0.2
+LONGEST_HOLD_SECONDS: Final = 0.01
 
 
 class DispatchLoop:
@@ -139,16 +143,20 @@ class DispatchLoop:
 
     async def _round(self, term: int) -> None:
         now = self._clock.now_ms()
-        due = [
-            (state, free) for state, free in self._queues.served(self._roster) if state.is_due(now)
-        ]
-        if not due:
-            return
-        candidates = await self._find(due)
-        assignments = self._deal(candidates, now)
+        served = self._queues.served(self._roster)
+        unread = [(state, free) for state, free in served if state.needs_read(now)]
+        candidates = await self._find(unread) if unread else []
+        states = [state for state, _free in served]
+        known = _take_soon(states, self._clock.now_ms())
+        # A moment before its time a task is locked, and at its time only written and sent.
+        ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
+        assignments = self._deal([*candidates, *known, *ahead], now)
         if not assignments:
             return
-        claimed = await self._claim(assignments, term)
+        claimed = await self._claim(
+            assignments, term, due_ms=max((task.due_ms for task in ahead), default=None)
+        )
+        self._read_again([*known, *ahead], assignments, claimed)
         self._metrics.claimed.inc(len(claimed))
         for run in claimed:
             self._metrics.lateness.observe(max(0, run.claimed_at - run.due_ms) / 1000)
@@ -226,11 +234,36 @@ class DispatchLoop:
             for worker in self._roster.slots_for(row.job_handler, row.requirement)
         ]
 
-    async def _claim(self, assignments: Sequence[Assignment], term: int) -> list[Claimed]:
+    def _read_again(
+        self,
+        known: Sequence[Candidate],
+        assignments: Sequence[Assignment],
+        claimed: Sequence[Claimed],
+    ) -> None:
+        """Look anew at queues whose known tasks were not won: they are not as they were read."""
+        lost = {one.job_id for one in assignments} - {run.job_id for run in claimed}
+        for task in known:
+            if task.job_id in lost:
+                self._queues.get(task.queue_id).rescan = True
+
+    async def _claim(
+        self, assignments: Sequence[Assignment], term: int, *, due_ms: int | None
+    ) -> list[Claimed]:
         token = new_token()
 
+        async def until_due() -> None:
+            if due_ms is not None:
+                await self._sleep_until_due(due_ms)
+
         async def write(connection: AsyncConnection) -> list[Claimed]:
-            return await claim(connection, self._database, assignments, token=token, term=term)
+            return await claim(
+                connection,
+                self._database,
+                assignments,
+                token=token,
+                term=term,
+                until_due=None if due_ms is None else until_due,
+            )
 
         claimed = await self._database.write(write)
         if len(claimed) < len(assignments):
@@ -240,16 +273,21 @@ class DispatchLoop:
     async def _sleep(self) -> None:
         """Sleep until the next due time of a queue with free slots, a signal, or the rescan."""
         now = self._clock.now_ms()
-        next_due = min(
-            (
-                now if state.has_backlog else state.next_due_ms
-                for state, _free in self._queues.served(self._roster)
-            ),
+        next_look = min(
+            (state.next_look_ms(AHEAD_MS) for state, _free in self._queues.served(self._roster)),
             default=float("inf"),
         )
-        until_due = (next_due - now) / 1000
+        until_look = (next_look - now) / 1000
         until_rescan = self._rescan_at - time.monotonic()
-        await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_due, until_rescan)))
+        await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_look, until_rescan)))
+
+    async def _sleep_until_due(self, due_ms: float) -> None:
+        """Return at this time of the database, or soon if its clock has been set back."""
+        longest = time.monotonic() + LONGEST_HOLD_SECONDS
+        while (left := due_ms - self._clock.now_ms()) > 0 and time.monotonic() < longest:
+            # Timers are good to a millisecond: the last one is walked in small steps.
+            pause = left - 1 if left >= 2 else min(left, SMALL_STEP_MS)
+            await asyncio.sleep(max(pause, SMALL_STEP_MS / 2) / 1000)
 
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -272,3 +310,7 @@ class DispatchLoop:
     def _on_beat(self, _signal: Signal) -> None:
         self._fleet_changed = True
         self._look.set()
+
+
+def _take_soon(states: Sequence[QueueState], by_ms: float) -> list[Candidate]:
+    return [task for state in states for task in state.take_soon(by_ms)]
