@@ -18,7 +18,7 @@ from pathlib import Path
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import InternalTokens
+from app.ground import lay_ground
 from app.lifecycle.moves.fire import find_next
 from app.lifecycle.reads import ensure_queue
 from app.lifecycle.term import begin_term
@@ -57,7 +57,7 @@ async def fill(database: Database, name: str, queue_id: int, due: list[int]) -> 
 
 async def measure(settings: Settings, at_rest: int, due: int) -> None:
     """Fill the database and print what its schedules cost."""
-    parts = build_parts(settings, InternalTokens("bench"))
+    parts = build_parts(lay_ground(settings, internal_token="bench"))
     database = parts.ground.database
     try:
         queue_id = await database.write(

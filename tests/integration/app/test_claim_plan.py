@@ -81,3 +81,33 @@ async def test_sqlite_claims_by_the_index_without_a_sort(sqlite_engine: Engine) 
         assert sum("ix_job_info_claim" in detail for detail in details) == 10
         assert not [detail for detail in details if "TEMP B-TREE" in detail]
         assert not [detail for detail in details if detail.startswith("SCAN job_info")]
+
+
+async def _index_reads(database: Database, query: str) -> int:
+    """Count the rows of indexes that a query reads, whether or not it returns them."""
+
+    async def ask(connection: AsyncConnection) -> int:
+        counts = []
+        for _ in range(2):
+            status = await connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'"))
+            counts.append(sum(int(row.Value) for row in status if "rnd" not in row.Variable_name))
+            await connection.execute(text(query))
+        return counts[1] - counts[0]
+
+    return await database.read(ask)
+
+
+async def test_mariadb_reads_no_more_of_200000_waiting_tasks_than_of_10000(
+    mariadb_engine: Engine,
+) -> None:
+    async with opened(migrated(mariadb_engine)) as database:
+        (job,) = await new_jobs(database, 1)
+        query = probe_sql(database, probes(job.queue_id))
+        read = []
+        for count in (10_000, 190_000):
+            for priority in (0, 9):
+                await fill(database, count // 2, status=0, queue_id=job.queue_id, priority=priority)
+            await explained(database, "ANALYZE TABLE", "job_info")
+            read.append(await _index_reads(database, query))
+        assert await value_of(database, "SELECT COUNT(*) FROM job_info") == 200_000
+        assert read[1] == read[0] <= 4 * 33 + 20
