@@ -101,6 +101,12 @@ class Metrics:
         self.lateness = Histogram(
             "oncue_claim_lateness_seconds", "Due time to claim", buckets=_FAST, registry=r
         )
+        self.start_lateness = Histogram(
+            "oncue_start_lateness_seconds",
+            "Due time to the start of the handler",
+            buckets=_FAST,
+            registry=r,
+        )
         self.fires = Counter("oncue_schedule_fires", "Jobs made by schedules", registry=r)
         self.broken_schedules = Counter(
             "oncue_schedule_broken_looks",

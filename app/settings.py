@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
     lock_seconds: float = Field(6.0, ge=1, le=60, description="life of the dispatch lock")
     claim_batch: int = Field(200, ge=1, le=500, description="most tasks claimed in a transaction")
+    priority_ageing_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="what is due for so long has every tenth turn, whatever its priority; 0: off",
+    )
     submit_batch: int = Field(
         200, ge=1, le=1000, description="most jobs in one group commit; a batch is one"
     )

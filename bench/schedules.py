@@ -1,7 +1,8 @@
-"""What schedules cost: a look while all are at rest, and the spawning of many that are due at once.
+"""What schedules cost: a look while all are at rest, and many that are due at once.
 
     python -m bench.schedules --at-rest 100000 --due 10000 [--database-url URL]
 
+Prints the milliseconds of a look, and how many a second are spawned and then claimed, in order.
 Without a URL a SQLite database is made for it. A given database must have the schema, and is
 filled. Nothing else may use it meanwhile.
 """
@@ -15,13 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import uuid_utils
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import InternalTokens
+from app.ground import lay_ground
+from app.lifecycle.moves.claim import Assignment, Probe, claim, find_due
 from app.lifecycle.moves.fire import find_next
 from app.lifecycle.reads import ensure_queue
 from app.lifecycle.term import begin_term
+from app.lifecycle.token import new_token
 from app.main import build_parts
 from app.migrate import migrate
 from app.plumbing.database import Database
@@ -38,6 +42,8 @@ INSERT = text(
     ":due - 1, 3600000, 'fixedRate', :due, 'once', 'skip', :request, 3, 60000, 'fixed', 1, 1)"
 )
 LOOKS = 300
+PRIORITY = 5
+BATCH = 200
 CHUNK = 5000
 
 
@@ -55,9 +61,34 @@ async def fill(database: Database, name: str, queue_id: int, due: list[int]) -> 
         await database.write(insert)
 
 
+async def claim_all(database: Database, queue_id: int, term: int) -> list[tuple[int, int]]:
+    """Claim what is due, batch by batch as dispatch does; return the (due, id) in order."""
+    order: list[tuple[int, int]] = []
+    while True:
+        probes = [Probe(queue_id, PRIORITY, *(order[-1] if order else (0, 0)), BATCH + 1)]
+        found = await database.read(
+            lambda connection, probes=probes: find_due(connection, database, probes)  # type: ignore[misc]
+        )
+        tasks = found.due[:BATCH]
+        if not tasks:
+            return order
+        assignments = [
+            Assignment(task.job_id, task.version, "bench#1", str(uuid_utils.uuid7()))
+            for task in tasks
+        ]
+        token = new_token()
+        claimed = await database.write(
+            lambda connection, wanted=assignments, token=token: claim(  # type: ignore[misc]
+                connection, database, wanted, token=token, term=term
+            )
+        )
+        assert len(claimed) == len(tasks)
+        order += [(task.due_ms, task.job_id) for task in tasks]
+
+
 async def measure(settings: Settings, at_rest: int, due: int) -> None:
     """Fill the database and print what its schedules cost."""
-    parts = build_parts(settings, InternalTokens("bench"))
+    parts = build_parts(lay_ground(settings, internal_token="bench"))
     database = parts.ground.database
     try:
         queue_id = await database.write(
@@ -83,6 +114,12 @@ async def measure(settings: Settings, at_rest: int, due: int) -> None:
             rounds += 1
         seconds = time.perf_counter() - began
         print(f"{due} due at once: {seconds:.2f} s, {due / seconds:.0f} a second, {rounds} commits")
+        began = time.perf_counter()
+        order = await claim_all(database, queue_id, term)
+        seconds = time.perf_counter() - began
+        assert len(order) == due, "not all were claimed"
+        assert order == sorted(order), "they were claimed out of order"
+        print(f"all claimed in order: {seconds:.2f} s, {due / seconds:.0f} a second")
     finally:
         await parts.ground.close()
 

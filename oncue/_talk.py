@@ -305,16 +305,20 @@ class Talks:
     def trigger(self, job_id: int, options: TriggerOptions) -> Talk[Job]:
         """Make a waiting job due now.
 
-        It is repeated like a verb: the job may have begun, and wait for its retry, in between.
+        It is repeated like a verb: the job may have begun, and wait for its retry, in between. A
+        `request_id` names the job that a schedule makes, so that any repeat is that job.
         """
         if unknown := options.keys() - TriggerOptions.__annotations__.keys():
             raise TypeError(f"trigger() has no option {min(unknown)!r}")
+        asked = {"params": options["params"]} if "params" in options else {}
+        if "request_id" in options:
+            asked["clientRequestId"] = options["request_id"]
         request = Send(
             "POST",
             f"{_job_path(job_id)}/trigger",
-            body=json_body({"params": options["params"]}) if "params" in options else None,
+            body=json_body(asked) if asked else None,
             if_match=options.get("revision"),
-            repeatable=False,
+            repeatable="request_id" in options,
         )
         return _read(Job, (yield from self._exchange(request)))
 

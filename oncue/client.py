@@ -275,7 +275,8 @@ class Client:
     def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
         """Run a job that waits, for its time or its retry, now; `params` replace its own.
 
-        With `revision`, only if it still has that one. One that has begun is a `Conflict`.
+        With `revision`, only if it still has that one. One that has begun is a `Conflict`. Of a
+        schedule this makes a job, and one `request_id` is one job, however often it is triggered.
         """
         return self._run(self._talks.trigger(_id(job), options))
 
@@ -612,7 +613,8 @@ class AsyncClient:
     async def trigger(self, job: int | Job, **options: Unpack[TriggerOptions]) -> Job:
         """Run a job that waits, for its time or its retry, now; `params` replace its own.
 
-        With `revision`, only if it still has that one. One that has begun is a `Conflict`.
+        With `revision`, only if it still has that one. One that has begun is a `Conflict`. Of a
+        schedule this makes a job, and one `request_id` is one job, however often it is triggered.
         """
         return await self._run(self._talks.trigger(_id(job), options))
 

@@ -224,10 +224,14 @@ _CHANGED_NAMES: Final = {
 
 
 class TriggerOptions(TypedDict, total=False):
-    """How `trigger` runs a job: with other `params` (None: null), and only at this `revision`."""
+    """How `trigger` runs a job: with other `params` (None: null), and only at this `revision`.
+
+    With a `request_id`, of a schedule alone, the call may be repeated: it is one job.
+    """
 
     params: Any
     revision: int
+    request_id: str
 
 
 class JobFilter(TypedDict, total=False):

@@ -22,6 +22,7 @@ from app.client.talk import (
     show_one,
     talking,
 )
+from oncue.submission import TriggerOptions
 
 OneJob = Annotated[
     int | None,
@@ -119,24 +120,33 @@ def resume(
 
 
 @commands.command(
-    epilog=show.examples("oncue trigger 7", 'oncue trigger 7 --params \'{"to": "Ada"}\'')
+    epilog=show.examples(
+        "oncue trigger 7",
+        'oncue trigger 7 --params \'{"to": "Ada"}\'',
+        "oncue trigger 8 --request-id report-of-may",
+    )
 )
 def trigger(
     job_id: JobId,
     params: Annotated[
         str | None, typer.Option(help="Other params: JSON, @FILE, or - for standard input.")
     ] = None,
+    request_id: Annotated[
+        str | None,
+        typer.Option(help="Of a schedule: one such id is one job, however often it is sent."),
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Run a job now that waits for its time or for its retry."""
-    document = params_of(params)
+    """Run a job now that waits for its time or for its retry, or let a schedule make one."""
+    options: TriggerOptions = {}
+    if params is not None:
+        options["params"] = params_of(params)
+    if request_id is not None:
+        options["request_id"] = request_id
     with talking(url, api_key) as client:
-        if params is None:
-            show_one(client.trigger(job_id), as_json=as_json)
-        else:
-            show_one(client.trigger(job_id, params=document), as_json=as_json)
+        show_one(client.trigger(job_id, **options), as_json=as_json)
 
 
 @commands.command(epilog=show.examples("oncue redeliver 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b"))

@@ -17,6 +17,7 @@ from app.dispatch.lock import DispatchLock
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
 from app.dispatch.send import Sender
+from app.dispatch.turns import Line, Turns
 from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
@@ -35,6 +36,10 @@ log = structlog.get_logger(__name__)
 RESCAN_SECONDS: Final = 1.0
 PROBES_PER_READ: Final = 60
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
+AHEAD_MS: Final = 2.0
+"""So long before a task is due its row is locked; other claims wait for no more than that."""
+SMALL_STEP_MS: Final = 0.2
+LONGEST_HOLD_SECONDS: Final = 0.01
 
 
 class DispatchLoop:
@@ -69,6 +74,8 @@ class DispatchLoop:
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
         self._turn = 0
+        self._turns = Turns()
+        self._ageing_ms = ground.settings.priority_ageing_seconds * 1000
         self._loop = Loop("dispatch", self._step, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(WAKE, self._on_wake)
         ground.bus.subscribe(LOAD, self._on_load)
@@ -136,16 +143,20 @@ class DispatchLoop:
 
     async def _round(self, term: int) -> None:
         now = self._clock.now_ms()
-        due = [
-            (state, free) for state, free in self._queues.served(self._roster) if state.is_due(now)
-        ]
-        if not due:
-            return
-        candidates = await self._find(due)
-        assignments = self._deal(candidates)
+        served = self._queues.served(self._roster)
+        unread = [(state, free) for state, free in served if state.needs_read(now)]
+        candidates = await self._find(unread) if unread else []
+        states = [state for state, _free in served]
+        known = _take_soon(states, self._clock.now_ms())
+        # A moment before its time a task is locked, and at its time only written and sent.
+        ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
+        assignments = self._deal([*candidates, *known, *ahead], now)
         if not assignments:
             return
-        claimed = await self._claim(assignments, term)
+        claimed = await self._claim(
+            assignments, term, due_ms=max((task.due_ms for task in ahead), default=None)
+        )
+        self._read_again([*known, *ahead], assignments, claimed)
         self._metrics.claimed.inc(len(claimed))
         for run in claimed:
             self._metrics.lateness.observe(max(0, run.claimed_at - run.due_ms) / 1000)
@@ -175,7 +186,6 @@ class DispatchLoop:
                     one.learn(found, one_limit, was_rescan=was_rescan)
                 candidates += found.due
             chunk, probes = [], []
-        candidates.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
         return candidates
 
     async def _read(self, probes: Sequence[Probe]) -> Found:
@@ -183,29 +193,16 @@ class DispatchLoop:
             lambda connection: find_due(connection, self._database, probes)
         )
 
-    def _deal(self, candidates: Sequence[Candidate]) -> list[Assignment]:
-        """Deal tasks to workers in order of priority until the slots or the batch run out."""
+    def _deal(self, candidates: Sequence[Candidate], now_ms: float) -> list[Assignment]:
+        """Deal tasks to workers in their turns until the slots or the batch run out."""
         slots: dict[str, Slots] = {}
         offers: dict[int, list[Slots]] = {}
         assignments: list[Assignment] = []
         dealt: dict[int, list[Candidate]] = defaultdict(list)
-        full: set[int] = set()
-        for task in candidates:
-            state = self._queues.get(task.queue_id)
-            if task.queue_id in full:
-                continue
-            if len(assignments) >= self._claim_batch:
-                full.add(task.queue_id)
-                state.has_backlog = True
-                continue
+        line = Line(candidates, self._turns, now_ms=now_ms, ageing_ms=self._ageing_ms)
+        while len(assignments) < self._claim_batch and (task := line.first()) is not None:
             if task.queue_id not in offers:
-                # One object a worker for all queues: a slot is dealt once.
-                offers[task.queue_id] = [
-                    slots.setdefault(worker.worker_id, worker)
-                    for worker in self._roster.slots_for(
-                        state.row.job_handler, state.row.requirement
-                    )
-                ]
+                offers[task.queue_id] = self._offer(task.queue_id, slots)
             self._turn += 1
             worker = choose(
                 offers[task.queue_id],
@@ -215,24 +212,58 @@ class DispatchLoop:
                 key=str(task.job_id),
             )
             if worker is None:
-                # No later task of the queue may overtake this one.
-                full.add(task.queue_id)
-                state.has_backlog = True
+                self._queues.get(line.drop_queue()).has_backlog = True
                 continue
+            line.deal()
             worker.active += 1
             dealt[task.queue_id].append(task)
             assignments.append(
                 Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
             )
+        for queue_id in line.queues():
+            self._queues.get(queue_id).has_backlog = True
         for queue_id, tasks in dealt.items():
             self._queues.get(queue_id).dealt(tasks)
         return assignments
 
-    async def _claim(self, assignments: Sequence[Assignment], term: int) -> list[Claimed]:
+    def _offer(self, queue_id: int, slots: dict[str, Slots]) -> list[Slots]:
+        """Return the workers for a queue, one object each, so that a slot is dealt once."""
+        row = self._queues.get(queue_id).row
+        return [
+            slots.setdefault(worker.worker_id, worker)
+            for worker in self._roster.slots_for(row.job_handler, row.requirement)
+        ]
+
+    def _read_again(
+        self,
+        known: Sequence[Candidate],
+        assignments: Sequence[Assignment],
+        claimed: Sequence[Claimed],
+    ) -> None:
+        """Look anew at queues whose known tasks were not won: they are not as they were read."""
+        lost = {one.job_id for one in assignments} - {run.job_id for run in claimed}
+        for task in known:
+            if task.job_id in lost:
+                self._queues.get(task.queue_id).rescan = True
+
+    async def _claim(
+        self, assignments: Sequence[Assignment], term: int, *, due_ms: int | None
+    ) -> list[Claimed]:
         token = new_token()
 
+        async def until_due() -> None:
+            if due_ms is not None:
+                await self._sleep_until_due(due_ms)
+
         async def write(connection: AsyncConnection) -> list[Claimed]:
-            return await claim(connection, self._database, assignments, token=token, term=term)
+            return await claim(
+                connection,
+                self._database,
+                assignments,
+                token=token,
+                term=term,
+                until_due=None if due_ms is None else until_due,
+            )
 
         claimed = await self._database.write(write)
         if len(claimed) < len(assignments):
@@ -242,16 +273,21 @@ class DispatchLoop:
     async def _sleep(self) -> None:
         """Sleep until the next due time of a queue with free slots, a signal, or the rescan."""
         now = self._clock.now_ms()
-        next_due = min(
-            (
-                now if state.has_backlog else state.next_due_ms
-                for state, _free in self._queues.served(self._roster)
-            ),
+        next_look = min(
+            (state.next_look_ms(AHEAD_MS) for state, _free in self._queues.served(self._roster)),
             default=float("inf"),
         )
-        until_due = (next_due - now) / 1000
+        until_look = (next_look - now) / 1000
         until_rescan = self._rescan_at - time.monotonic()
-        await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_due, until_rescan)))
+        await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_look, until_rescan)))
+
+    async def _sleep_until_due(self, due_ms: float) -> None:
+        """Return at this time of the database, or soon if its clock has been set back."""
+        longest = time.monotonic() + LONGEST_HOLD_SECONDS
+        while (left := due_ms - self._clock.now_ms()) > 0 and time.monotonic() < longest:
+            # Timers are good to a millisecond: the last one is walked in small steps.
+            pause = left - 1 if left >= 2 else min(left, SMALL_STEP_MS)
+            await asyncio.sleep(max(pause, SMALL_STEP_MS / 2) / 1000)
 
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -274,3 +310,7 @@ class DispatchLoop:
     def _on_beat(self, _signal: Signal) -> None:
         self._fleet_changed = True
         self._look.set()
+
+
+def _take_soon(states: Sequence[QueueState], by_ms: float) -> list[Candidate]:
+    return [task for state in states for task in state.take_soon(by_ms)]

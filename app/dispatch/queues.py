@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +14,11 @@ from app.lifecycle.reads import QueueRow
 PRIORITIES: Final = range(9, -1, -1)
 WHOLE_SECONDS: Final = 60.0
 OUT_OF_ORDER_IDS: Final = 200
+KNOWN_AHEAD_MS: Final = 2000.0
+"""What a read sees is kept if it is due so soon; each second there is a read of everything."""
+READ_AHEAD_MS: Final = 250.0
+"""What was announced is read so long before it is due."""
+NEVER: Final = float("inf")
 
 
 @dataclass(slots=True)
@@ -20,14 +26,17 @@ class QueueState:
     """What is known of one queue: a hint that saves reads, while the database decides.
 
     `cursors` hold the last claimed (due, id) of each priority, so that the index entries of
-    tasks that have left are not walked again and again.
+    tasks that have left are not walked again and again. `soon` are tasks that were not due when
+    they were read, the first due first: at their time they are claimed without another read.
     """
 
     row: QueueRow
     priorities: set[int] = field(default_factory=set)
     cursors: dict[int, tuple[int, int]] = field(default_factory=dict)
     announced: dict[int, int] = field(default_factory=dict)
-    next_due_ms: float = float("inf")
+    soon: deque[Candidate] = field(default_factory=deque)
+    read_at_ms: float = NEVER
+    """When a read may find what `soon` lacks."""
     has_backlog: bool = False
     rescan: bool = True
 
@@ -38,11 +47,24 @@ class QueueState:
         cursor = self.cursors.get(priority)
         if cursor is not None and due_ms <= cursor[0]:
             del self.cursors[priority]
-        self.next_due_ms = min(self.next_due_ms, due_ms)
+        self.read_at_ms = min(self.read_at_ms, due_ms - READ_AHEAD_MS)
 
-    def is_due(self, now_ms: float) -> bool:
-        """Tell whether a read may find a task to claim."""
-        return self.rescan or self.has_backlog or self.next_due_ms <= now_ms
+    def needs_read(self, now_ms: float) -> bool:
+        """Tell whether a read may find a task that is not known yet."""
+        return self.rescan or self.has_backlog or self.read_at_ms <= now_ms
+
+    def next_look_ms(self, ahead_ms: float) -> float:
+        """Return when there is something to read, or so long before to claim."""
+        if self.has_backlog:
+            return 0.0
+        return min(self.read_at_ms, self.soon[0].due_ms - ahead_ms if self.soon else NEVER)
+
+    def take_soon(self, by_ms: float) -> list[Candidate]:
+        """Take out the known tasks that are due by then."""
+        taken = []
+        while self.soon and self.soon[0].due_ms <= by_ms:
+            taken.append(self.soon.popleft())
+        return taken
 
     def probes(self, limit: int) -> list[Probe]:
         """Return the ranges to read: every priority from the start on a rescan, else those in use.
@@ -50,7 +72,7 @@ class QueueState:
         What is announced from here on may be missing in what the read finds, and is kept.
         """
         self.announced.clear()
-        self.next_due_ms = float("inf")
+        self.read_at_ms = NEVER
         if self.rescan:
             self.cursors.clear()
         wanted = PRIORITIES if self.rescan else sorted(self.priorities, reverse=True)
@@ -62,16 +84,21 @@ class QueueState:
     def learn(self, found: Found, limit: int, *, was_rescan: bool) -> None:
         """Take over what a read of this queue saw."""
         queue_id = self.row.queue_id
-        seen = found.priorities.get(queue_id, set())
+        due = Counter(task.priority for task in found.due if task.queue_id == queue_id)
+        later = [task for task in found.later if task.queue_id == queue_id]
         if was_rescan:
+            seen = due.keys() | {task.priority for task in later}
             self.priorities = seen | self.announced.keys()
         self.rescan = False
-        due = [task for task in found.due if task.queue_id == queue_id]
         # A full range may hide more behind it.
-        self.has_backlog = any(
-            sum(task.priority == priority for task in due) >= limit for priority in seen
-        )
-        self.next_due_ms = min(self.next_due_ms, found.next_due_ms.get(queue_id, float("inf")))
+        self.has_backlog = any(count >= limit for count in due.values())
+        self.soon = deque(sorted(later, key=lambda task: (task.due_ms, task.job_id)))
+        while self.soon and self.soon[-1].due_ms > found.now_ms + KNOWN_AHEAD_MS:
+            self.read_at_ms = min(self.read_at_ms, self.soon.pop().due_ms - READ_AHEAD_MS)
+        for priority, count in Counter(task.priority for task in later).items():
+            if count + due[priority] >= limit:
+                last = max(task.due_ms for task in later if task.priority == priority)
+                self.read_at_ms = min(self.read_at_ms, last)
 
     def dealt(self, tasks: Iterable[Candidate]) -> None:
         """Go on behind the tasks that were dealt, unless an earlier one came up meanwhile."""

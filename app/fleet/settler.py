@@ -106,6 +106,8 @@ class Settler:
                 self._metrics.finished.labels(one.job_status.name).inc()
             if one.run_ms is not None:
                 self._metrics.duration.observe(one.run_ms / 1000)
+            if one.late_ms is not None:
+                self._metrics.start_lateness.observe(one.late_ms / 1000)
 
 
 def unstorable(ending: Ending) -> Ending:

@@ -17,6 +17,13 @@ class ReasonCode(StrEnum):
     PAUSED = "paused"
     BLOCKED = "blocked"
     FIRES_LATER = "fires_later"
+    FIRES_AFTER_RUN = "fires_after_run"
+    CANNOT_BE_PLANNED = "cannot_be_planned"
+    RUNS_GO_ON = "runs_go_on"
+    LAST_FIRE_OVERLAPPED = "last_fire_overlapped"
+    LAST_FIRE_MISSED = "last_fire_missed"
+    LAST_FIRE_PAUSED = "last_fire_paused"
+    NO_FIRE_LEFT = "no_fire_left"
     WAITS_FOR_CHILDREN = "waits_for_children"
     STOPPING_EXECUTION = "stopping_execution"
     REDIS_AWAY = "redis_away"
@@ -63,6 +70,37 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
     _C.PAUSED: ("a caller has paused it", "`resume`"),
     _C.BLOCKED: ("it waits for other jobs to end", "explain those, or `cancel`"),
     _C.FIRES_LATER: ("it is a schedule, which makes jobs and runs none", "look at its children"),
+    _C.FIRES_AFTER_RUN: (
+        "it is a schedule with a fixed delay, whose next time is set when its run ends",
+        "explain that run",
+    ),
+    _C.CANNOT_BE_PLANNED: (
+        "its next times cannot be found: its zone or expression is not known to this dispatcher; "
+        "it is tried again each minute, and no time is lost",
+        "mend the zone data (`tzdata`), or PATCH its `timezone` or `cronExpr`",
+    ),
+    _C.RUNS_GO_ON: (
+        "jobs that the schedule has made have not ended; `overlapPolicy` tells what becomes of "
+        "a fire meanwhile",
+        "explain those",
+    ),
+    _C.LAST_FIRE_OVERLAPPED: (
+        "the last time of the schedule did not run, because another run went on",
+        "`trigger` or `backfill`; another `overlapPolicy`",
+    ),
+    _C.LAST_FIRE_MISSED: (
+        "the last time of the schedule did not run: nobody was there at its time, and its "
+        "`misfirePolicy` passes over it",
+        "`backfill`; another `misfirePolicy`",
+    ),
+    _C.LAST_FIRE_PAUSED: (
+        "the last time of the schedule did not run, because it was paused",
+        "`backfill`",
+    ),
+    _C.NO_FIRE_LEFT: (
+        "the schedule is SUCCEEDED: it has no more times (`endAt`, `maxFires`, or its expression)",
+        "submit a new one",
+    ),
     _C.WAITS_FOR_CHILDREN: ("it is a group: its children have not all ended", "explain those"),
     _C.STOPPING_EXECUTION: (
         "an earlier run goes on in a thread, which cannot be stopped",
@@ -94,7 +132,8 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
         "wait, start more workers, or raise `ONCUE_WORKER_CAPACITY`",
     ),
     _C.HIGHER_PRIORITY_FIRST: (
-        "due jobs of the same queue (handler and labels asked for) have a higher priority",
+        "due jobs of the same queue (handler and labels asked for) have a higher priority; once it "
+        "was due for `ONCUE_PRIORITY_AGEING_SECONDS`, every tenth turn is for it and its like",
         "PATCH its `priority`",
     ),
     _C.ABOUT_TO_START: ("it is due, and a worker is free", "look again"),

@@ -10,6 +10,7 @@ from app.jobs.stories import clipped, span
 from app.jobs.why_dispatch import why_not_dispatched
 from app.jobs.why_ended import ENDED, how_it_ended, what_became_of_its_callback
 from app.jobs.why_running import why_running, why_still_stopping
+from app.jobs.why_schedule import paused, why_schedule
 from app.jobs.why_workers import why_not_taken
 from app.lifecycle.evidence import Evidence
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, sources
@@ -22,14 +23,14 @@ def reasons_of(found: Evidence, told: Standings, own: DispatcherNote) -> list[Re
     `own` describes the process that answers, which need not be the one that dispatches.
     """
     match JobKind(found.job["kind"]), JobStatus(found.job["status"]):
+        case JobKind.SCHEDULE, _ if found.schedule is not None:
+            reasons = why_schedule(found, found.schedule)
         case _, status if status in ENDED:
             reasons = [how_it_ended(found), *what_became_of_its_callback(found)]
         case _, JobStatus.PAUSED:
-            reasons = [_paused(found)]
+            reasons = [paused(found)]
         case _, JobStatus.BLOCKED:
             reasons = [_blocked(found)]
-        case _, JobStatus.SCHEDULED:
-            reasons = [_fires_later(found)]
         case JobKind.GROUP, _:
             reasons = [_group()]
         case _, JobStatus.RUNNING:
@@ -78,16 +79,6 @@ def _later(found: Evidence) -> Reason:
     )
 
 
-def _paused(found: Evidence) -> Reason:
-    since = found.job["updated_at"]
-    return Reason(
-        ReasonCode.PAUSED,
-        f"A caller has paused it; nothing has changed since {rfc3339(since)}.",
-        {"lastChangedAt": rfc3339(since)},
-        since,
-    )
-
-
 def _expires(found: Evidence) -> list[Reason]:
     job = found.job
     expires_at = job["expires_at"]
@@ -113,17 +104,6 @@ def _blocked(found: Evidence) -> Reason:
         if job["parent_status"] is not None:
             details["parentStatus"] = JobStatus(job["parent_status"]).name
     return Reason(ReasonCode.BLOCKED, "It waits for other jobs to end.", details)
-
-
-def _fires_later(found: Evidence) -> Reason:
-    due, now = found.job["next_trigger_time"], found.job["now_ms"]
-    if due is None:
-        return Reason(ReasonCode.FIRES_LATER, "A schedule does not run itself: it makes jobs.")
-    return Reason(
-        ReasonCode.FIRES_LATER,
-        f"A schedule does not run itself: it makes a job at {rfc3339(due)}.",
-        {"nextFireAt": rfc3339(due), "inMs": max(0, due - now)},
-    )
 
 
 def _group() -> Reason:

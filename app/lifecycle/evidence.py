@@ -7,7 +7,7 @@ counted only up to a limit in each priority, and workers are as many as the flee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqlalchemy import RowMapping, text
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.lifecycle.callbacks import read_callbacks
 from app.lifecycle.nodes import Node, read_node, read_nodes
 from app.lifecycle.reads import read_executions
-from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus
+from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
 from app.plumbing.database import NOW_MS, Database
 
 ATTEMPTS_TOLD: Final = 20
@@ -24,6 +24,7 @@ COUNTED_AHEAD: Final = 500
 """In each range of the claim index; there are at most eleven."""
 WORKERS_READ: Final = 10_000
 READS_AGAIN: Final = 2
+CHILDREN_TOLD: Final = 10
 
 # Everything here is found by a primary or unique key.
 _JOB: Final = {
@@ -43,6 +44,20 @@ _JOB: Final = {
     )
     for sqlite, now in NOW_MS.items()
 }
+_SCHEDULE: Final = text(
+    "SELECT j.trigger_ts, j.cron_expr, j.cron_dialect, j.timezone, j.dst_gap, j.dst_fold, "
+    "j.interval_ms, j.interval_mode, j.anchor_at, j.start_at, j.end_at, j.max_fires, j.fires, "
+    "j.overlap_policy, j.misfire_policy, j.skip_reason, s.from_time, s.to_time, "
+    "s.count AS skipped "
+    "FROM job_info AS j "
+    "LEFT JOIN schedule_skip AS s ON s.schedule_id = j.id AND s.from_time = j.skip_from "
+    "WHERE j.id = :id"
+)
+_GOING: Final = text(
+    "SELECT c.id FROM schedule_live AS l JOIN job_info AS c ON c.id = l.child_id "
+    f"WHERE l.schedule_id = :id AND c.status NOT IN ({in_list(TERMINAL_JOBS)}) "
+    f"ORDER BY l.child_id LIMIT {CHILDREN_TOLD + 1}"
+)
 _VERSION: Final = text("SELECT version FROM job_info WHERE id = :id")
 
 
@@ -66,6 +81,10 @@ class Evidence:
     callback: RowMapping | None = None
     nodes: Sequence[Node] = field(default_factory=list)
     ahead: Ahead = Ahead()
+    schedule: RowMapping | None = None
+    """What makes it a schedule, with the ledger row of its last time if that did not run."""
+    going: Sequence[int] = ()
+    """The first children of a schedule that have not ended."""
 
     @property
     def is_due(self) -> bool:
@@ -110,7 +129,13 @@ async def _read(
     callbacks: Sequence[RowMapping] = []
     if job["status"] in TERMINAL_JOBS and job["callback_url"] is not None:
         callbacks = await read_callbacks(connection, job_id, before=None, limit=1)
+    schedule, going = None, ()
+    if job["kind"] == JobKind.SCHEDULE:
+        schedule = (await connection.execute(_SCHEDULE, {"id": job_id})).mappings().one()
+        going = tuple((await connection.execute(_GOING, {"id": job_id})).scalars())
     evidence = Evidence(
+        schedule=schedule,
+        going=going,
         job=job,
         executions=executions[:ATTEMPTS_TOLD],
         more_executions=len(executions) > ATTEMPTS_TOLD,
@@ -130,9 +155,7 @@ async def _with_fleet(
     elif (worker_id := job["owner_worker_id"] or job["stopping_worker_id"]) is not None:
         node = await read_node(connection, worker_id)
         nodes = [] if node is None else [node]
-    return Evidence(
-        job, evidence.executions, evidence.more_executions, evidence.callback, nodes, ahead
-    )
+    return replace(evidence, nodes=nodes, ahead=ahead)
 
 
 def ahead_sql(database: Database, job: RowMapping) -> str:

@@ -7,7 +7,7 @@ that try the same row cannot both win it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -44,13 +44,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a read of the ranges saw: tasks in order of claim, and when the next one is due."""
+    """What a read of the ranges saw, in order of priority and time: what is due, what will be."""
 
     due: list[Candidate]
-    next_due_ms: dict[int, int]
-    """Earliest later due time seen in each queue, epoch ms."""
-    priorities: dict[int, set[int]]
-    """The priorities in which each queue has waiting tasks."""
+    later: list[Candidate]
+    now_ms: int = 0
+    """The database's time of the read, 0 if nothing was found."""
 
 
 def probe_sql(database: Database, probes: Sequence[Probe]) -> str:
@@ -78,19 +77,18 @@ def probe_sql(database: Database, probes: Sequence[Probe]) -> str:
 async def find_due(
     connection: AsyncConnection, database: Database, probes: Sequence[Probe]
 ) -> Found:
-    """Read the ranges without locks. Tasks that are not due yet only tell when to look again."""
-    found = Found([], {}, {})
+    """Read the ranges without locks. What is not due yet may be claimed later without a read."""
+    due: list[Candidate] = []
+    later: list[Candidate] = []
+    now = 0
     rows = await connection.exec_driver_sql(probe_sql(database, probes))
     for row in rows:
         task = Candidate(row.id, row.version, row.queue_id, row.priority, row.next_trigger_time)
-        found.priorities.setdefault(task.queue_id, set()).add(task.priority)
-        if task.due_ms <= row.now_ms:
-            found.due.append(task)
-        else:
-            known = found.next_due_ms.get(task.queue_id, task.due_ms)
-            found.next_due_ms[task.queue_id] = min(known, task.due_ms)
-    found.due.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
-    return found
+        (due if task.due_ms <= row.now_ms else later).append(task)
+        now = row.now_ms
+    for tasks in (due, later):
+        tasks.sort(key=lambda task: (-task.priority, task.due_ms, task.job_id))
+    return Found(due, later, now)
 
 
 class Assignment(NamedTuple):
@@ -161,7 +159,7 @@ _CLAIM: Final = {
         ),
         guard=(
             f"j.status = {_CLAIMABLE} AND j.version = v.v_version "
-            "AND j.next_trigger_time <= :now AND j.stopping_execution_id IS NULL "
+            f"AND j.next_trigger_time <= {NOW_MS[sqlite]} AND j.stopping_execution_id IS NULL "
             "AND (j.expires_at IS NULL OR j.expires_at > :now OR j.attempt > 0) "
             "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
         ),
@@ -213,11 +211,13 @@ async def claim(
     *,
     token: str,
     term: int,
+    until_due: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Claimed]:
     """Claim what is still free of `assignments`, and return exactly what this call won.
 
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
-    same token: what an earlier, unacknowledged commit won is returned again.
+    same token: what an earlier, unacknowledged commit won is returned again. A caller who is a
+    moment early gives `until_due`: the rows are locked and read before, and claimed after it.
     """
     wanted = {row.job_id: row for row in sorted(assignments)}
     found = await connection.execute(_FREE[database.is_sqlite], {"ids": list(wanted)})
@@ -225,6 +225,10 @@ async def claim(
     now = free[0]["now_ms"] if free else 0
     won = 0
     if free:
+        if until_due is not None:
+            await until_due()
+            # What the clock of the database lets through is due: it is as late as that.
+            now = max(now, *(row["next_trigger_time"] for row in free))
         update = await connection.execute(
             _CLAIM[database.is_sqlite],
             {

@@ -60,6 +60,8 @@ class OwedDelivery:
 class Settlement:
     """The outcome of settling one ending; `job_status` is the job's status afterwards.
 
+    `run_ms` is how long its handler ran, `late_ms` how long after the due time it had begun.
+
     `followed`, of the first of a batch, is what the ends of all its children brought about.
     """
 
@@ -71,5 +73,6 @@ class Settlement:
     next_due_ms: int | None = None
     handler: str = ""
     run_ms: int | None = None
+    late_ms: int | None = None
     delivery: OwedDelivery | None = None
     followed: Followed = NOTHING

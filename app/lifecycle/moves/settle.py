@@ -255,6 +255,7 @@ class _Batch:
             next_due_ms=None if ended or ending.stopping else due,
             handler=job["job_handler"],
             run_ms=_run_ms(times),
+            late_ms=_late_ms(job["next_trigger_time"], times),
             delivery=delivery,
         )
 
@@ -401,6 +402,11 @@ def _step_times(ending: Ending, log: RowMapping, now: int) -> dict[str, int | No
 def _run_ms(times: Mapping[str, int | None]) -> int | None:
     started, finished = times["started"], times["finished"]
     return None if started is None or finished is None else finished - started
+
+
+def _late_ms(due: int | None, times: Mapping[str, int | None]) -> int | None:
+    started = times["started"]
+    return None if started is None or due is None else max(0, started - due)
 
 
 async def _with_open_deliveries(

@@ -40,6 +40,13 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
+from tests.integration.app.test_schedules import (
+    children,
+    end_child,
+    fired,
+    moved_back,
+    schedule_of,
+)
 from tests.support.engines import Engine, migrated
 from tests.support.explained import codes_of, explained, explains
 from tests.support.ports import free_port
@@ -210,10 +217,94 @@ async def test_a_blocked_job_names_its_parent(api: Door) -> None:
 
 @explains(_C.FIRES_LATER)
 async def test_a_schedule_says_when_it_fires(api: Door) -> None:
-    job_id = await api.submitted(delayMs=HOUR_MS)
-    await put(api.database, job_id, JobKind.SCHEDULE, JobStatus.SCHEDULED)
-    told = reason(await explained(api.client, job_id), _C.FIRES_LATER)
+    job_id = await schedule_of(api)
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.FIRES_LATER]
+    told = reason(found, _C.FIRES_LATER)
     assert told["details"]["nextFireAt"] in told["message"]
+
+
+@explains(_C.FIRES_AFTER_RUN, _C.RUNS_GO_ON)
+async def test_a_fixed_delay_says_which_run_it_waits_for(api: Door) -> None:
+    job_id = await schedule_of(api, intervalMs=HOUR_MS, intervalMode="fixedDelay")
+    await fired(api, back_ms=HOUR_MS, schedule=job_id)
+    (child,) = await children(api.database, job_id)
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.FIRES_AFTER_RUN, _C.RUNS_GO_ON]
+    assert found["summary"] == "It makes the next job 1 h after the end of its last one."
+    assert reason(found, _C.RUNS_GO_ON)["details"]["children"] == [child["id"]]
+    await end_child(api.database, child["id"])
+    assert codes_of(await explained(api.client, job_id)) == [_C.FIRES_LATER]
+
+
+@explains(_C.LAST_FIRE_OVERLAPPED)
+async def test_a_schedule_says_that_its_last_fire_met_a_run(api: Door) -> None:
+    job_id = await schedule_of(api)
+    for _ in range(3):
+        await fired(api, back_ms=HOUR_MS, schedule=job_id)
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.FIRES_LATER, _C.LAST_FIRE_OVERLAPPED, _C.RUNS_GO_ON]
+    told = reason(found, _C.LAST_FIRE_OVERLAPPED)
+    assert (told["details"]["reason"], told["details"]["count"]) == ("overlap", 2)
+    assert told["message"].endswith("did not run: another run of it went on.")
+    (child,) = await children(api.database, job_id)
+    await end_child(api.database, child["id"])
+    await fired(api, back_ms=HOUR_MS, schedule=job_id)
+    assert codes_of(await explained(api.client, job_id)) == [_C.FIRES_LATER, _C.RUNS_GO_ON]
+
+
+@explains(_C.LAST_FIRE_MISSED)
+async def test_a_schedule_says_that_its_last_fires_were_missed(api: Door) -> None:
+    job_id = await schedule_of(api, misfirePolicy="skip")
+    await fired(api, back_ms=3 * HOUR_MS + 60_000, schedule=job_id)
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.FIRES_LATER, _C.LAST_FIRE_MISSED]
+    told = reason(found, _C.LAST_FIRE_MISSED)
+    assert (told["details"]["reason"], told["details"]["count"]) == ("misfire_skip", 3)
+    assert "Its last 3 fires (" in told["message"]
+
+
+@explains(_C.LAST_FIRE_PAUSED, _C.PAUSED)
+async def test_a_schedule_says_that_its_last_fires_fell_into_a_pause(api: Door) -> None:
+    job_id = await schedule_of(api)
+    await api.client.post(f"/openapi/jobs/{job_id}/pause")
+    assert codes_of(await explained(api.client, job_id)) == [_C.PAUSED]
+    await moved_back(api.database, job_id, 2 * HOUR_MS)
+    await api.client.post(f"/openapi/jobs/{job_id}/resume")
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.FIRES_LATER, _C.LAST_FIRE_PAUSED]
+
+
+@explains(_C.CANNOT_BE_PLANNED)
+async def test_a_schedule_whose_zone_is_gone_says_so(api: Door) -> None:
+    job_id = await schedule_of(api, cronExpr="0 9 * * *", timezone="Europe/Berlin")
+    await change(
+        api.database, "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id", id=job_id
+    )
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.CANNOT_BE_PLANNED]
+    assert "'Mars/One'" in found["summary"]
+
+
+@explains(_C.NO_FIRE_LEFT, _C.RUNS_GO_ON)
+async def test_a_schedule_that_has_ended_says_why(api: Door) -> None:
+    counted = await schedule_of(api, maxFires=1)
+    await fired(api, back_ms=HOUR_MS, schedule=counted)
+    found = await explained(api.client, counted)
+    assert codes_of(found) == [_C.NO_FIRE_LEFT, _C.RUNS_GO_ON]
+    assert found["summary"] == "The schedule has ended: it has made the 1 jobs of its maxFires."
+    ended = await schedule_of(api)
+    await change(
+        api.database,
+        "UPDATE job_info SET end_at = next_trigger_time - :back WHERE id = :id",
+        id=ended,
+        back=HOUR_MS,
+    )
+    await fired(api, back_ms=2 * HOUR_MS, schedule=ended)
+    assert "until its endAt" in (await explained(api.client, ended))["summary"]
+    cancelled = await schedule_of(api)
+    await api.client.post(f"/openapi/jobs/{cancelled}/cancel")
+    assert codes_of(await explained(api.client, cancelled)) == [_C.ENDED_CANCELLED]
 
 
 @explains(_C.WAITS_FOR_CHILDREN)

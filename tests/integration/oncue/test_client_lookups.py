@@ -137,6 +137,21 @@ def test_a_job_of_later_is_triggered(sdk_platform: Platform) -> None:
             client.trigger(job, param=1)  # type: ignore[call-arg]
 
 
+def test_a_schedule_is_triggered_once_for_each_request_id(sdk_platform: Platform) -> None:
+    request_id = uuid.uuid4().hex
+    with Client(sdk_platform.url) as client:
+        schedule = client.submit("echo", 1, interval=LATER)
+        one = client.trigger(schedule, params=2, request_id=request_id)
+        assert client.trigger(schedule, params=2, request_id=request_id).job_id == one.job_id
+        assert one.client_request_id == request_id
+        assert client.wait(one, timeout=30).result == 2
+        with pytest.raises(Conflict, match="request_conflict"):
+            client.trigger(schedule, params=3, request_id=request_id)
+        with pytest.raises(Invalid):
+            client.trigger(client.submit("echo", 1, delay=LATER), request_id=request_id)
+        client.cancel(schedule)
+
+
 async def test_a_job_of_later_is_triggered_async(sdk_platform: Platform) -> None:
     async with AsyncClient(sdk_platform.url) as client:
         job = await client.submit("echo", 1, delay=LATER)

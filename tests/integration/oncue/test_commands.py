@@ -196,6 +196,25 @@ def test_a_job_of_later_is_triggered_with_other_params(sdk_platform: Platform) -
     assert sdk_platform.ended(other)["result"] == 1
 
 
+def test_a_schedule_that_is_triggered_twice_with_one_request_id_makes_one_job(
+    sdk_platform: Platform,
+) -> None:
+    told = oncue("submit", "--handler", "echo", "--interval", "1h", "--json", url=sdk_platform.url)
+    schedule = json.loads(told.out)["jobId"]
+    request_id = uuid.uuid4().hex
+    one, again = (
+        oncue("trigger", str(schedule), "--request-id", request_id, "--json", url=sdk_platform.url)
+        for _ in range(2)
+    )
+    assert (one.code, again.code) == (OK, OK)
+    made = json.loads(one.out)
+    assert made["clientRequestId"] == request_id
+    assert made["jobId"] == json.loads(again.out)["jobId"] != schedule
+    other = oncue("trigger", str(schedule), "--json", url=sdk_platform.url)
+    assert json.loads(other.out)["jobId"] != made["jobId"]
+    oncue("cancel", str(schedule), url=sdk_platform.url)
+
+
 def test_a_job_is_found_by_its_request_id(sdk_platform: Platform) -> None:
     request_id = uuid.uuid4().hex
     job_id = submitted(sdk_platform, "--request-id", request_id)

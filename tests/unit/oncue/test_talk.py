@@ -227,6 +227,14 @@ def test_a_change_is_repeated_only_when_it_surely_had_no_effect(verb: str) -> No
             stage.play(talk(stage))
 
 
+def test_a_trigger_with_a_request_id_is_repeated_whatever_became_of_the_first_try() -> None:
+    stage = Stage(httpx.ReadTimeout("silence"), answer(200, job_of()))
+    talks = stage.talks()
+    assert stage.play(talks.trigger(7, {"request_id": "one", "params": 1})).job_id == 7
+    bodies = [json.loads(request.body or b"{}") for request in stage.sent]
+    assert bodies == [{"params": 1, "clientRequestId": "one"}] * 2
+
+
 @pytest.mark.parametrize("ask", ["explain", "find", "redeliver"])
 def test_what_can_be_asked_twice_is_repeated(ask: str) -> None:
     callback = {"deliveryId": "d", "jobId": 7, "event": "job.failed", "status": "PENDING"}

@@ -1,0 +1,104 @@
+"""P9: the higher priority goes first, and a flood of it starves nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from tests.support.engines import Engine
+from tests.support.processes import NewPlatform, Platform
+from tests.support.wait import until
+
+AGEING_SECONDS = 2.0
+RUN_MS = 20
+SLOTS = 2
+IN_HAND_SECONDS = 0.1
+
+
+def batch(platform: Platform, count: int, *, priority: int, name: str) -> list[int]:
+    """Submit jobs of one priority in one request."""
+    body = [
+        {
+            "clientRequestId": f"{name}-{number}",
+            "jobName": name,
+            "jobHandler": "record",
+            "params": {"ms": RUN_MS},
+            "priority": priority,
+        }
+        for number in range(count)
+    ]
+    answer = platform.http.post("/openapi/jobs/batch", json={"jobs": body})
+    assert answer.is_success, answer.text
+    return [item["jobId"] for item in answer.json()["items"]]
+
+
+def starts(platform: Platform) -> dict[int, float]:
+    """When each job's handler began, in seconds of one clock."""
+    return {line.job_id: line.monotonic for line in platform.record() if line.event == "start"}
+
+
+def begun(platform: Platform, wanted: Callable[[dict[int, float]], bool], what: str) -> None:
+    """Wait until the starts are so."""
+    until(lambda: wanted(starts(platform)), 60, what=what)
+
+
+def test_a_higher_one_goes_before_whatever_was_not_handed_over_yet(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(engine)
+    platform.dispatcher()
+    platform.worker(capacity=SLOTS)
+    platform.wait_for_workers(1)
+    low = batch(platform, 200, priority=0, name="low")
+    begun(platform, lambda at: len(at) >= 10, "the backlog to be worked on")
+    high = [
+        platform.submit("record", {"ms": RUN_MS}, priority=priority) for priority in (3, 9, 5, 9)
+    ]
+    for job_id in high:
+        platform.ended(job_id)
+    lines = {line.job_id: line for line in platform.record() if line.event == "start"}
+    assert set(low) - set(lines), "the backlog was worked off before anything could overtake it"
+    for job_id in high:
+        accepted_at = _seconds(platform.job(job_id)["createdAt"])
+        overtaken = [
+            one
+            for one in low
+            if one in lines and accepted_at + IN_HAND_SECONDS < lines[one].wall < lines[job_id].wall
+        ]
+        assert not overtaken, f"{len(overtaken)} of priority 0 began before {job_id}"
+
+
+def test_a_flood_that_is_replenished_starves_no_low_one(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(
+        engine, environment={"ONCUE_PRIORITY_AGEING_SECONDS": str(AGEING_SECONDS)}
+    )
+    platform.dispatcher()
+    platform.worker(capacity=SLOTS)
+    platform.wait_for_workers(1)
+    flood = batch(platform, 200, priority=9, name="flood-0")
+    begun(platform, lambda at: len(at) >= 10, "the flood to be worked on")
+    low = [platform.submit("record", {"ms": RUN_MS}, priority=priority) for priority in (0, 0, 4)]
+    waves = 0
+
+    def started() -> bool:
+        """Whether all low ones began; keeps the flood going meanwhile."""
+        nonlocal waves
+        at = starts(platform)
+        if len(set(flood) - set(at)) < 100:
+            waves += 1
+            flood.extend(batch(platform, 100, priority=9, name=f"flood-{waves}"))
+        return set(low) <= set(at)
+
+    until(started, 60, what="the low ones to begin")
+    lines = {line.job_id: line for line in platform.record() if line.event == "start"}
+    waited = [lines[one].wall - _seconds(platform.job(one)["createdAt"]) for one in low]
+    assert min(waited) >= AGEING_SECONDS, "the flood goes first until they have aged"
+    # Three of two lanes: each tenth turn of about 100 a second is theirs.
+    assert max(waited) <= AGEING_SECONDS + 3, waited
+    assert set(flood) - set(starts(platform)), "the flood never ended"
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
