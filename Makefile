@@ -6,10 +6,10 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-contract test-faults test-p8 simulate check verify generate release-api lock clean
+.PHONY: help up test test-contract test-faults test-p8 simulate bench bench-compare check verify generate release-api lock clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ (ONCUE_* is passed on)
 	@tools/bootstrap server
@@ -36,6 +36,22 @@ test-faults: ## Break a running cluster in every way and judge it; SEED= replays
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m pytest -m faults tests/faults tests/simulation $(ARGS)
 	$(PYTHON_IN_VENV) -m tests.faults.run $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
+
+BENCH_FLAGS = $(if $(EMBEDDED),--embedded) $(if $(JSON),--json $(abspath $(JSON)))
+
+bench: ## Measure the platform on private servers in less than five minutes; EMBEDDED=1, JSON=file
+	@tools/bootstrap dev
+	$(PYTHON_IN_VENV) -m bench.throughput --jobs 5000 $(BENCH_FLAGS)
+	$(PYTHON_IN_VENV) -m bench.batch_submit $(BENCH_FLAGS)
+	$(PYTHON_IN_VENV) -m bench.latency $(BENCH_FLAGS)
+	$(PYTHON_IN_VENV) -m bench.spread $(BENCH_FLAGS)
+	$(PYTHON_IN_VENV) -m bench.claim --rows 100000 $(BENCH_FLAGS)
+	$(PYTHON_IN_VENV) -m bench.memory $(BENCH_FLAGS)
+
+bench-compare: ## Compare with a FastAPI POST that does nothing and, PEERS=folder, other stacks; ARGS="--rounds 5"
+	@tools/bootstrap dev
+	@$(if $(PEERS),tools/bootstrap_peers)
+	$(PYTHON_IN_VENV) -m bench.compare $(if $(PEERS),--peers $(PEERS)) $(if $(JSON),--json $(abspath $(JSON))) $(ARGS)
 
 check: ## What CI runs first: format, lint, types, import contracts, unit tests
 	@tools/bootstrap dev
@@ -65,5 +81,5 @@ lock: ## Choose the newest allowed versions of all dependencies (needs uv, or .u
 	$(CONTRACT) --upgrade -o requirements-contract.lock
 
 clean: ## Remove what can be made again; the platform's state in .oncue/ stays
-	rm -rf .venv .venv-contract .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-contract .venv-bench .uv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -33,7 +34,7 @@ def main() -> None:
         walk(times.next_after, NEW_YEAR_MS)  # the zone is known from here on
         ahead = walk(times.next_after, NEW_YEAR_MS)
         back = walk(times.previous_before, NEW_YEAR_MS)
-        counted = each(lambda times=times: times.count(NEW_YEAR_MS, NEW_YEAR_MS + YEAR_MS))
+        counted = each(functools.partial(times.count, NEW_YEAR_MS, NEW_YEAR_MS + YEAR_MS))
         print(f"{expression:<20}{zone:<22}{ahead:>8.1f}{back:>10.1f}{counted:>10.1f}")
     print(f"read an expression: {each(lambda: parse_cron.__wrapped__('30 2 * * 1-5')):.0f}")
     print(f"prove that 0 0 31 2 * never fires: {each(refuse):.0f}")

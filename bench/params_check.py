@@ -5,6 +5,7 @@ python -m bench.params_check
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -80,9 +81,9 @@ def main() -> None:
         assert not check.faults(good, size)
         assert len(check.faults(bad, size)) in (1, 2)
         figures = (
-            microseconds(lambda good=good, size=size: check.faults(good, size), rounds),
-            microseconds(lambda bad=bad, size=size: check.faults(bad, size), rounds),
-            microseconds(lambda good=good: kind.convert(good), rounds),
+            microseconds(functools.partial(check.faults, good, size), rounds),
+            microseconds(functools.partial(check.faults, bad, size), rounds),
+            microseconds(functools.partial(kind.convert, good), rounds),
         )
         print(f"{size:>8} {figures[0]:>9.1f} {figures[1]:>10.1f} {figures[2]:>11.1f}")
 

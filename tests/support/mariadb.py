@@ -25,9 +25,12 @@ def _program(*names: str) -> str | None:
 
 
 class PrivateMariaDB:
-    """A MariaDB server for tests; commits are flushed, as P1 needs, and its zone is not UTC."""
+    """A MariaDB server for tests; commits are flushed, as P1 needs, and its zone is not UTC.
 
-    def __init__(self) -> None:
+    Each of `flags` overrules those given here.
+    """
+
+    def __init__(self, *flags: str) -> None:
         self.port = free_port()
         self.directory = GUARDIAN.temporary_directory()
         self._user = getpass.getuser()
@@ -51,6 +54,7 @@ class PrivateMariaDB:
                 "--innodb-buffer-pool-size=256M",
                 "--innodb-flush-log-at-trx-commit=1",
                 "--default-time-zone=+05:45",  # nothing may depend on the server's zone
+                *flags,
             ],
             log=self.directory / "log",
         )

@@ -1,0 +1,1 @@
+"""What Oncue is compared with."""
