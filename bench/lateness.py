@@ -13,6 +13,7 @@ run as they are by PYTHON (or ONCUE_BENCH_PEERS_PYTHON); what they need must be 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -81,7 +82,7 @@ def _lateness(platform: Platform, jobs: int, window: float, handler: str) -> dic
     time.sleep(max(0.0, base + window - time.time()))
     found: dict[str, list[float]] = {"claimed": [], "accepted": [], "started": []}
     for number, job_id in enumerate(ids):
-        job = until(lambda job_id=job_id: _ended(platform, job_id), 30, what="a job to end")
+        job = until(functools.partial(_ended, platform, job_id), 30, what="a job to end")
         assert job["status"] == "SUCCEEDED", job
         execution = job["executions"][0]
         found["started"].append(job["result"] * 1000 - due[number])
