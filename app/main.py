@@ -337,11 +337,13 @@ def _bare_app(lifespan: Any, edge: dict[str, Any]) -> ShortWays:
 
 def _checks(parts: Parts) -> dict[str, Any]:
     async def database() -> str | None:
+        if parts.waits_for is not None:
+            return parts.waits_for
         try:
             await parts.ground.database.read(read_term)
         except TermRowMissing:
             return "the row that fences dispatch is missing: nothing will be dispatched"
-        return parts.waits_for
+        return None
 
     async def redis() -> str | None:
         await parts.ground.redis.ping()
