@@ -109,6 +109,13 @@ class Run(Message):
     timeout_ms: Int64 = Field(gt=0)
     shard_index: Int32 = 0
     shard_total: Int32 = 1
+    start_in_ms: float | None = Field(
+        None,
+        ge=0,
+        le=60_000,
+        description="Begin so long after this request has come, not before. Only workers whose "
+        "answers say `waits` are sent it.",
+    )
 
 
 class RunRequest(Message):
@@ -198,6 +205,7 @@ class RunResponse(Message):
     worker_id: str
     load: Load
     answers: list[RunAnswer]
+    waits: bool = Field(False, description="This worker knows `startInMs`.")
 
 
 class CancelRequest(Message):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from worker.verdict import Verdict, judge_error, judge_value
 
 CLEANUP_SECONDS: Final = 3.0
 """How long a cancelled coroutine or a killed child may take before it counts as unstoppable."""
+TIMER_SECONDS: Final = 0.001
 LONGEST_TIMER_SECONDS: Final = 366 * 86_400.0
 
 _OURS: Final = frozenset({__file__, oncue.handlers.__file__})
@@ -71,8 +73,10 @@ class Executor:
         open_log: Callable[[str], RunLog],
         ended: Callable[[Execution, Verdict, bool], None],
         gone: Callable[[Execution], None],
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock
+        self._may_begin = may_begin
         self._open_log = open_log
         self._modules = modules
         self._ended = ended
@@ -82,9 +86,27 @@ class Executor:
         self._threads = ThreadPoolExecutor(max(1, capacity), thread_name_prefix="oncue-run")
 
     def start(self, execution: Execution) -> None:
-        """Begin a run; its timeout counts from now."""
-        loop = asyncio.get_running_loop()
+        """Begin a run at its time; its timeout counts from then."""
         execution.log = self._open_log(execution.id)
+        self._begin_in_time(execution)
+
+    def _begin_in_time(self, execution: Execution) -> None:
+        left = 0.0 if execution.start_at is None else execution.start_at - time.monotonic()
+        if left <= 0:
+            self._begin(execution)
+            return
+        # A timer is good to a millisecond: the last one is walked in steps of the loop.
+        pause = max(0.0, left - TIMER_SECONDS)
+        execution.timer = asyncio.get_running_loop().call_later(
+            pause, self._begin_in_time, execution
+        )
+
+    def _begin(self, execution: Execution) -> None:
+        loop = asyncio.get_running_loop()
+        if execution.start_at is not None and not self._may_begin():
+            # This process may have been paused since it accepted the run, and given up.
+            self.stop(execution, CUT_OFF)
+            return
         if execution.handler.isolation == "process":
             execution.task = self._spawn(self._run_child(execution))
         elif execution.handler.is_async:
@@ -103,11 +125,16 @@ class Executor:
         execution.stop_verdict = verdict
         execution.cancel_event.set()
         self._disarm(execution)
+        if execution.task is None:
+            # Its time has not come: there is nothing to stop.
+            if execution.log is not None:
+                execution.log.close()
+            self._ended(execution, verdict, False)
+            return
         if execution.handler.isolation == "process":
             kill_group(execution.child_pid)
         elif execution.handler.is_async:
-            if execution.task is not None:
-                execution.task.cancel()
+            execution.task.cancel()
         else:
             self._give_up(execution)
             return

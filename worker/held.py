@@ -46,6 +46,8 @@ class Execution:
     key: str
     mark: str
     accepted_at: int
+    start_at: float | None = None
+    """Not to be begun before, on the monotonic clock."""
     phase: Phase = Phase.RESERVED
     started_at: int | None = None
     stop_verdict: Verdict | None = None

@@ -176,6 +176,7 @@ async def open_parts(
         open_log=shipper.buffers.open,
         ended=lambda *ending: parts.end_run(*ending),  # noqa: PLW0108 (parts come later)
         gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
+        may_begin=liveness.may_begin,
     )
     deliverer = Deliverer(egress, secret, tried=tried)
     reporter = Reporter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NoReturn
 
@@ -103,6 +104,7 @@ class Intake:
         """
         if request.worker_id not in (None, self._worker_id):
             raise OtherWorker(f"this is {self._worker_id}, not {request.worker_id}")
+        arrived = time.monotonic()
         self._terms.admit(request.term)
         self._refuse_old(request.sent_at)
         if not request.runs and not await self._leases.is_reachable():
@@ -116,11 +118,12 @@ class Intake:
             else:
                 answers[index] = self._refuse_unreadable(run)
         while pending:
-            pending = await self._take_round(pending, answers)
+            pending = await self._take_round(pending, answers, arrived)
         return orjson.dumps(
             {
                 "workerId": self._worker_id,
                 "load": self._held.load().model_dump(by_alias=True),
+                "waits": True,
                 "answers": [answers[index] for index in range(len(request.runs))],
             }
         )
@@ -147,7 +150,10 @@ class Intake:
         return CancelResponse(worker_id=self._worker_id, stopped=stopped, unknown=unknown)
 
     async def _take_round(
-        self, pending: Sequence[tuple[int, Run]], answers: dict[int, RunAnswerFields]
+        self,
+        pending: Sequence[tuple[int, Run]],
+        answers: dict[int, RunAnswerFields],
+        arrived: float,
     ) -> list[tuple[int, Run]]:
         """Answer what can be answered now; the rest waits for reservations made by others."""
         reserved: dict[int, Execution] = {}
@@ -167,7 +173,7 @@ class Intake:
             elif reason := self._limit(run):
                 looked_at[index] = run, reason
             else:
-                reserved[index] = self._reserve(run)
+                reserved[index] = self._reserve(run, arrived)
         if reserved or looked_at:
             await self._lease(reserved, looked_at, answers)
         for blocker in blockers:
@@ -186,13 +192,14 @@ class Intake:
             return RejectReason.UNKNOWN_HANDLER
         return RejectReason.FULL if self._held.full else None
 
-    def _reserve(self, run: Run) -> Execution:
+    def _reserve(self, run: Run, arrived: float) -> Execution:
         execution = Execution(
             run=run,
             handler=self._offered[run.job_handler],
             key=run_key(self._prefix, run.job_id, run.trigger_ts),
             mark=run_mark(self._boot_id, run.execution_id),
             accepted_at=self._clock.now_ms(),
+            start_at=None if run.start_in_ms is None else arrived + run.start_in_ms / 1000,
         )
         self._held.reserve(execution)
         return execution

@@ -36,10 +36,9 @@ log = structlog.get_logger(__name__)
 RESCAN_SECONDS: Final = 1.0
 PROBES_PER_READ: Final = 60
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
-AHEAD_MS: Final = 2.0
-"""So long before a task is due its row is locked; other claims wait for no more than that."""
-SMALL_STEP_MS: Final = 0.2
-LONGEST_HOLD_SECONDS: Final = 0.01
+AHEAD_MS: Final = 20
+"""So long before its time a task is claimed and sent, to be begun at its time: the time of a
+commit and two round trips, and far less than what a worker may have in hand."""
 
 
 class DispatchLoop:
@@ -148,14 +147,12 @@ class DispatchLoop:
         candidates = await self._find(unread) if unread else []
         states = [state for state, _free in served]
         known = _take_soon(states, self._clock.now_ms())
-        # A moment before its time a task is locked, and at its time only written and sent.
+        # A moment before its time a task is claimed and sent: its worker begins it in time.
         ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
         assignments = self._deal([*candidates, *known, *ahead], now)
         if not assignments:
             return
-        claimed = await self._claim(
-            assignments, term, due_ms=max((task.due_ms for task in ahead), default=None)
-        )
+        claimed = await self._claim(assignments, term, ahead_ms=AHEAD_MS if ahead else 0)
         self._read_again([*known, *ahead], assignments, claimed)
         self._metrics.claimed.inc(len(claimed))
         for run in claimed:
@@ -247,13 +244,9 @@ class DispatchLoop:
                 self._queues.get(task.queue_id).rescan = True
 
     async def _claim(
-        self, assignments: Sequence[Assignment], term: int, *, due_ms: int | None
+        self, assignments: Sequence[Assignment], term: int, *, ahead_ms: int
     ) -> list[Claimed]:
         token = new_token()
-
-        async def until_due() -> None:
-            if due_ms is not None:
-                await self._sleep_until_due(due_ms)
 
         async def write(connection: AsyncConnection) -> list[Claimed]:
             return await claim(
@@ -262,7 +255,7 @@ class DispatchLoop:
                 assignments,
                 token=token,
                 term=term,
-                until_due=None if due_ms is None else until_due,
+                ahead_ms=ahead_ms,
             )
 
         claimed = await self._database.write(write)
@@ -280,14 +273,6 @@ class DispatchLoop:
         until_look = (next_look - now) / 1000
         until_rescan = self._rescan_at - time.monotonic()
         await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_look, until_rescan)))
-
-    async def _sleep_until_due(self, due_ms: float) -> None:
-        """Return at this time of the database, or soon if its clock has been set back."""
-        longest = time.monotonic() + LONGEST_HOLD_SECONDS
-        while (left := due_ms - self._clock.now_ms()) > 0 and time.monotonic() < longest:
-            # Timers are good to a millisecond: the last one is walked in small steps.
-            pause = left - 1 if left >= 2 else min(left, SMALL_STEP_MS)
-            await asyncio.sleep(max(pause, SMALL_STEP_MS / 2) / 1000)
 
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:

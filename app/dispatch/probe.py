@@ -91,4 +91,5 @@ class Prober:
         own = isinstance(reply.body, dict) and reply.body.get("workerId") == node.worker_id
         if reply.status == HTTPStatus.OK and own:
             self._roster.trust(node.worker_id)
+            self._roster.note_waits(node.worker_id, reply.body.get("waits") is True)
             self._bus.publish(LOAD, [node.worker_id, node.load_seq, node.active], here_only=True)

@@ -122,10 +122,13 @@ class Sender:
                 if worker is None:
                     # Dead or gone: recovery decides, it has the proof.
                     return
+                if not worker.waits:
+                    await self._wait_for_their_time(runs)
                 reply = await self._post(worker.node.url + RUN_PATH, worker_id, term, runs)
                 response = _parsed(reply, worker_id)
                 if response is not None:
                     self._roster.trust(worker_id)
+                    self._roster.note_waits(worker_id, response.waits)
                     await self._take_answers(worker_id, runs, response, term)
                     return
                 if reply is not None and _refused_whole(reply) and not ambiguous:
@@ -188,7 +191,23 @@ class Sender:
             "timeoutMs": run.timeout_ms or self._default_timeout_ms,
             "shardIndex": run.shard_index,
             "shardTotal": run.shard_total,
+            **self._start(run),
         }
+
+    def _start(self, run: Claimed) -> dict[str, float]:
+        """Tell when to begin what was claimed a moment before its time.
+
+        It is said as a pause, so that no clock but the dispatcher's counts: that is never ahead of
+        the database's, so the run is never early.
+        """
+        left = run.due_ms - self._clock.now_ms()
+        return {"startInMs": round(left, 1)} if left > 0 else {}
+
+    async def _wait_for_their_time(self, runs: Sequence[Claimed]) -> None:
+        """Keep runs that are for a worker which would begin them at once."""
+        left = max(run.due_ms for run in runs) - self._clock.now_ms()
+        if left > 0:
+            await asyncio.sleep(left / 1000)
 
     async def _take_answers(
         self, worker_id: str, runs: Sequence[Claimed], response: RunResponse, term: int

@@ -28,6 +28,8 @@ class LiveWorker:
     unanswered: set[str] = field(default_factory=set)
     suspect: bool = True
     draining: bool = False
+    waits: bool = False
+    """It holds a run that is sent before its time until that has come."""
 
     @property
     def live_active(self) -> int:
@@ -118,6 +120,12 @@ class Roster:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.suspect = False
+
+    def note_waits(self, worker_id: str, waits: bool) -> None:
+        """Note whether a worker said that it begins runs at their time, not before."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.waits = waits
 
     def mark_draining(self, worker_id: str) -> None:
         """Deal nothing to a worker that said it is draining."""

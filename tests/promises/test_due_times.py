@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 
 from app.lifecycle.moves.claim import Claimed, claim
 from app.lifecycle.token import new_token
-from tests.integration.app.rig import assignments_for, insert, new_term, opened, value_of
+from tests.integration.app.rig import (
+    assignments_for,
+    change,
+    insert,
+    new_term,
+    opened,
+    value_of,
+)
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform
 
@@ -39,23 +46,17 @@ def test_jobs_of_random_moments_begin_at_their_times(
     assert float(count) == JOBS
 
 
-async def test_a_claim_that_is_early_waits_with_its_rows_or_wins_nothing(
-    migrated_engine: Engine,
-) -> None:
+async def test_a_claim_ahead_of_time_is_asked_for(migrated_engine: Engine) -> None:
     async with opened(migrated_engine) as database:
         term = await new_term(database)
-        due = int(await value_of(database, f"SELECT {database.now_ms}")) + 300
-        (job_id,) = await insert(database, due_ms=due)
-        waited = []
+        due = int(await value_of(database, f"SELECT {database.now_ms}")) + 60_000
+        job_id, expiring = await insert(database, 2, due_ms=due)
+        await change(
+            database, "UPDATE job_info SET expires_at = :due WHERE id = :id", due=due, id=expiring
+        )
 
-        async def claimed_by(wait: bool) -> list[Claimed]:
-            assignments = await assignments_for(database, [job_id])
-
-            async def until_due() -> None:
-                waited.append(job_id)
-                while await database.now() < due:
-                    pass
-
+        async def claimed(ahead_ms: int) -> list[Claimed]:
+            assignments = await assignments_for(database, [job_id, expiring])
             return await database.write(
                 lambda connection: claim(
                     connection,
@@ -63,12 +64,12 @@ async def test_a_claim_that_is_early_waits_with_its_rows_or_wins_nothing(
                     assignments,
                     token=new_token(),
                     term=term,
-                    until_due=until_due if wait else None,
+                    ahead_ms=ahead_ms,
                 )
             )
 
-        assert await claimed_by(wait=False) == []
-        (run,) = await claimed_by(wait=True)
-        assert waited == [job_id]
-        assert (run.due_ms, run.trigger_ts) == (due, due)
-        assert run.claimed_at >= due
+        assert await claimed(0) == []
+        assert await claimed(30_000) == []
+        (run,) = await claimed(60_000)
+        assert (run.job_id, run.due_ms, run.trigger_ts) == (job_id, due, due)
+        assert run.claimed_at < due

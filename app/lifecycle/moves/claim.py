@@ -7,7 +7,7 @@ that try the same row cannot both win it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -159,8 +159,9 @@ _CLAIM: Final = {
         ),
         guard=(
             f"j.status = {_CLAIMABLE} AND j.version = v.v_version "
-            f"AND j.next_trigger_time <= {NOW_MS[sqlite]} AND j.stopping_execution_id IS NULL "
-            "AND (j.expires_at IS NULL OR j.expires_at > :now OR j.attempt > 0) "
+            f"AND j.next_trigger_time <= {NOW_MS[sqlite]} + :ahead "
+            "AND j.stopping_execution_id IS NULL AND (j.expires_at IS NULL OR j.attempt > 0 "
+            "OR (j.expires_at > :now AND j.expires_at > j.next_trigger_time)) "
             "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
         ),
     )
@@ -211,13 +212,13 @@ async def claim(
     *,
     token: str,
     term: int,
-    until_due: Callable[[], Awaitable[None]] | None = None,
+    ahead_ms: int = 0,
 ) -> list[Claimed]:
     """Claim what is still free of `assignments`, and return exactly what this call won.
 
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
-    same token: what an earlier, unacknowledged commit won is returned again. A caller who is a
-    moment early gives `until_due`: the rows are locked and read before, and claimed after it.
+    same token: what an earlier, unacknowledged commit won is returned again. What is due within
+    `ahead_ms` may be claimed too: whoever runs it must wait for its time.
     """
     wanted = {row.job_id: row for row in sorted(assignments)}
     found = await connection.execute(_FREE[database.is_sqlite], {"ids": list(wanted)})
@@ -225,10 +226,6 @@ async def claim(
     now = free[0]["now_ms"] if free else 0
     won = 0
     if free:
-        if until_due is not None:
-            await until_due()
-            # What the clock of the database lets through is due: it is as late as that.
-            now = max(now, *(row["next_trigger_time"] for row in free))
         update = await connection.execute(
             _CLAIM[database.is_sqlite],
             {
@@ -238,6 +235,7 @@ async def claim(
                 "token": token,
                 "term": term,
                 "now": now,
+                "ahead": ahead_ms,
             },
         )
         won = update.rowcount

@@ -1,0 +1,62 @@
+"""A run that is sent a moment before its time begins then, and never if it is stopped."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from oncue.protocol import CancelRequest, OutcomeStatus, RunResponse
+from tests.integration.worker.conftest import OpenWorker
+from tests.integration.worker.rig import FakeDispatcher
+from tests.support.wait import until_async
+from tests.unit.worker.runs import make_request, make_run
+from worker.execute import CUT_OFF
+from worker.parts import Parts
+
+
+async def sent(parts: Parts, start_in_ms: float, handler: str = "echo") -> str:
+    run = make_run(handler, {"kind": "none"}).model_copy(update={"start_in_ms": start_in_ms})
+    answer = RunResponse.model_validate_json(await parts.intake.take(make_request(run)))
+    assert answer.waits, "dispatchers keep a run for a worker that does not say so"
+    assert [one.answer for one in answer.answers] == ["accepted"]
+    return run.execution_id
+
+
+@pytest.mark.parametrize("wait_ms", [0.0, 0.4, 3.7, 150.0])
+async def test_it_begins_at_its_time(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, wait_ms: float
+) -> None:
+    async with open_worker() as parts:
+        asked = time.time() * 1000
+        execution_id = await sent(parts, wait_ms)
+        outcome = await until_async(lambda: dispatcher.outcome(execution_id))
+        assert outcome.status is OutcomeStatus.SUCCEEDED
+        assert outcome.started_at is not None
+        # The clock of the records has whole milliseconds, and is a guess to a few.
+        assert outcome.started_at >= asked + wait_ms - 1 + min(0.0, parts.clock.offset_ms)
+
+
+async def test_one_that_is_cancelled_before_its_time_never_begins(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    async with open_worker() as parts:
+        execution_id = await sent(parts, 60_000)
+        assert parts.held.load().queued == 1
+        answer = parts.intake.cancel(CancelRequest(term=1, execution_ids=[execution_id]))
+        assert answer.stopped == [execution_id]
+        outcome = await until_async(lambda: dispatcher.outcome(execution_id))
+        assert (outcome.status, outcome.started_at) == (OutcomeStatus.CANCELLED, None)
+        assert parts.held.load().active == 0
+
+
+async def test_a_worker_that_may_have_been_given_up_does_not_begin_it(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_worker() as parts:
+        execution_id = await sent(parts, 200)
+        monkeypatch.setattr(parts.executor, "_may_begin", lambda: False)
+        outcome = await until_async(lambda: dispatcher.outcome(execution_id))
+        assert (outcome.status, outcome.started_at) == (OutcomeStatus.RETURNED, None)
+        assert outcome.error is not None
+        assert outcome.error.code == CUT_OFF.code
