@@ -15,7 +15,10 @@ from fastapi_standalone_docs import StandaloneDocs
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import ApiKeys, InternalTokens
+from app.access.keys import ApiKeys, Gate, InternalTokens, require_roles
+from app.admin.keys import KeyDesk
+from app.admin.routes import audit_routes, key_routes, tenant_routes
+from app.admin.tenants import TenantDesk
 from app.callbacks.handover import Handover
 from app.dispatch.death import Deaths
 from app.dispatch.expire import Expiry
@@ -95,11 +98,19 @@ class Parts:
     retention: Retention
     sweeper: Sweeper
     standing: Standing
+    gate: Gate
     clock_loop: Loop
 
 
 def build_parts(ground: Ground) -> Parts:
-    """Build and connect the parts; nothing is opened or started yet."""
+    """Build and connect the parts; nothing is opened or started yet.
+
+    Raises:
+        BadKeys: a setting with keys has none that can be used.
+    """
+    settings = ground.settings
+    keys = ApiKeys(settings.api_keys.get_secret_value())
+    tokens = InternalTokens(settings.internal_token.get_secret_value())
     fleet = LiveFleet(ground)
     settler = Settler(ground)
     lock = DispatchLock(ground)
@@ -130,6 +141,7 @@ def build_parts(ground: Ground) -> Parts:
         retention=Retention(ground, lock),
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
+        gate=Gate(ground, keys, tokens),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
     )
 
@@ -149,6 +161,7 @@ async def start_parts(parts: Parts) -> None:
     parts.waiters.start()
     parts.standing.start()
     parts.streams.start()
+    parts.gate.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
@@ -190,6 +203,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.waiters.stop()
     await parts.standing.stop()
     await parts.streams.stop()
+    await parts.gate.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.ground.close()
@@ -200,8 +214,8 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
 
     `ground` is what the parts stand on, if not on what the settings name.
     """
-    tokens = InternalTokens(settings.internal_token.get_secret_value())
-    parts = build_parts(ground or lay_ground(settings, internal_token=tokens.sent))
+    sent = InternalTokens(settings.internal_token.get_secret_value()).sent
+    parts = build_parts(ground or lay_ground(settings, internal_token=sent))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -213,7 +227,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
 
     app = _bare_app(lifespan)
     app.state.parts = parts
-    keys = ApiKeys(settings.api_keys.get_secret_value())
+    keys = parts.gate
     app.include_router(
         job_routes(
             settings=settings,
@@ -230,18 +244,24 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
+    key_desk = KeyDesk(parts.ground.database, parts.ground.bus, parts.ground.clock)
+    app.include_router(key_routes(keys=keys, key_desk=key_desk))
+    tenant_desk = TenantDesk(parts.ground.database, parts.ground.bus)
+    app.include_router(tenant_routes(keys=keys, tenant_desk=tenant_desk))
+    app.include_router(audit_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
     )
     app.include_router(
         fleet_routes(
-            tokens=tokens,
+            keys=keys,
             heartbeats=Heartbeats(parts.ground),
             reports=Reports(parts.ground, parts.settler),
             logs=RunLogs(parts.ground),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
+    require_roles(app.routes)
     install_document(app)
     return app
 

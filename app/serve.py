@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import DBAPIError
 
 from app.access.keys import BadKeys
+from app.lifecycle.api_keys import any_key
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching
 from app.plumbing.database import Database, DatabaseUnavailable
@@ -118,13 +119,13 @@ async def _serve(server: Server, settings: Settings) -> None:
 
 
 async def _check(settings: Settings) -> None:
-    if (reason := settings.why_too_open()) is not None:
-        raise StartRefused(reason)
     database = Database(settings.database_url, pool_size=1)
     try:
         await check_schema(database)
+        callers = await database.read(lambda connection: any_key(connection, "caller"))
+        workers = await database.read(lambda connection: any_key(connection, "worker"))
     except SchemaMismatch as error:
-        raise StartRefused(str(error)) from None
+        raise StartRefused(settings.why_too_open() or str(error)) from None
     except DatabaseUnavailable:
         raise StartRefused(
             f"the database {database.url.render_as_string()} cannot be reached"
@@ -133,6 +134,9 @@ async def _check(settings: Settings) -> None:
         raise StartRefused(f"the database refuses: {error.orig}") from None
     finally:
         await database.close()
+    reason = settings.why_too_open(caller_keys=callers, worker_keys=workers)
+    if reason is not None:
+        raise StartRefused(reason)
 
 
 async def _nothing(stopping: asyncio.Event) -> None:

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.problems import problem_answers
 from app.ground import Ground
 from app.jobs.answers import JobId, body_of, job_headers, json_answer, require_json
@@ -16,7 +17,7 @@ from app.jobs.schemas import Backfill, Callback, Job
 DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
 
 
-def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRouter:
+def change_routes(*, ground: Ground, keys: Gate, changes: Changes) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["jobs"])
     problems = problem_answers(
@@ -27,8 +28,8 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         202: {"description": "Stored: the fires that have no job yet will run"},
     }
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 
