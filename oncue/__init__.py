@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from oncue.results import (
+        ApiKey,
+        AuditEntry,
         Backfill,
         BulkCount,
         BulkOperation,
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
         JobEvent,
         JobWarning,
         LogLine,
+        NewApiKey,
         OfferedHandler,
         Progress,
         Reason,
         Schedule,
         Skipped,
+        Tenant,
         Worker,
     )
     from oncue.retries import Retries
@@ -66,6 +70,10 @@ _LOADED_WHEN_ASKED_FOR = {
     "Unauthorized": "errors",
     "Unavailable": "errors",
     "WaitTimeout": "errors",
+    "ApiKey": "results",
+    "AuditEntry": "results",
+    "NewApiKey": "results",
+    "Tenant": "results",
     "Backfill": "results",
     "BulkCount": "results",
     "BulkOperation": "results",
@@ -92,7 +100,9 @@ _LOADED_WHEN_ASKED_FOR = {
 
 __all__ = [
     "ApiError",
+    "ApiKey",
     "AsyncClient",
+    "AuditEntry",
     "Backfill",
     "BulkCount",
     "BulkOperation",
@@ -116,6 +126,7 @@ __all__ = [
     "JobFailed",
     "JobWarning",
     "LogLine",
+    "NewApiKey",
     "NewJob",
     "NotFound",
     "OfferedHandler",
@@ -127,6 +138,7 @@ __all__ = [
     "Retry",
     "Schedule",
     "Skipped",
+    "Tenant",
     "Unauthorized",
     "Unavailable",
     "WaitTimeout",
