@@ -261,7 +261,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
-    require_roles(app.routes)
+    require_roles(app)
     install_document(app)
     return app
 

@@ -8,6 +8,8 @@ from app.access.roles import Role
 from app.lifecycle.audit import Actor, Deed
 from app.lifecycle.tenants import DEFAULT_TENANT
 
+OPEN = "(open)"
+"""The name of whoever calls where there are no keys; no key can be called so."""
 EVERYTHING = frozenset(Role)
 
 
@@ -22,6 +24,11 @@ class Caller:
     key_id: int | None = None
     address: str = ""
     request_id: str = ""
+
+    @property
+    def is_anybody(self) -> bool:
+        """Whether no key was asked for, since there is none."""
+        return self.name == OPEN and self.key_id is None
 
     @property
     def runs_the_platform(self) -> bool:

@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import structlog
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.routing import iter_route_contexts
 
-from app.access.caller import Caller
+from app.access.caller import OPEN, Caller
 from app.access.failures import Failures
 from app.access.key_cache import KeyCache
 from app.access.roles import NEEDED, Role, RouteWithoutRole, allowed
@@ -77,7 +78,7 @@ class Gate:
         """Write what is left, and stop."""
         await self._loop.stop()
         try:
-            await self._write_uses(list(self._uses))
+            await self.write_uses(list(self._uses))
         except DatabaseUnavailable:
             log.warning("key_uses_dropped", keys=len(self._uses))
 
@@ -123,7 +124,7 @@ class Gate:
         address = address_of(request)
         request_id: str = request.scope.get("request_id", "")
         if not self._configured.is_set and not await self._cache.any("caller"):
-            return Caller("open", address=address, request_id=request_id)
+            return Caller(OPEN, address=address, request_id=request_id)
         digest = self._refuse_if_many(address, given)
         name = self._configured.name_of(digest)
         if name is not None:
@@ -180,15 +181,23 @@ class Gate:
 
     async def _step(self) -> None:
         await asyncio.sleep(LOOK_SECONDS)
+        await self.write_uses(self.due_uses())
+
+    def due_uses(self) -> list[int]:
+        """Return the keys that were used, and whose last use was not written lately."""
         now = time.monotonic()
-        due = [
+        return [
             key_id
             for key_id in self._uses
             if now - self._written.get(key_id, float("-inf")) >= USES_SECONDS
         ]
-        await self._write_uses(due)
 
-    async def _write_uses(self, key_ids: list[int]) -> None:
+    async def write_uses(self, key_ids: list[int]) -> None:
+        """Write when these keys were last used.
+
+        Raises:
+            DatabaseUnavailable: they are written later.
+        """
         used = {key_id: self._uses[key_id] for key_id in key_ids}
         if not used:
             return
@@ -256,15 +265,22 @@ class InternalTokens:
         return any(fits)
 
 
-def require_roles(routes: Iterable[Any]) -> None:
+def routes_of_callers(app: FastAPI) -> list[str]:
+    """Return the name of every route under `/openapi`."""
+    # What is in a router that was included is not in `app.routes` itself.
+    found = iter_route_contexts(app.routes)
+    return [str(one.name) for one in found if str(one.path).startswith("/openapi/")]
+
+
+def require_roles(app: FastAPI) -> None:
     """Return if every route of callers has a role that it needs.
 
     Raises:
         RouteWithoutRole: the name of one that has none.
     """
-    for route in routes:
-        if getattr(route, "path", "").startswith("/openapi/") and route.name not in NEEDED:
-            raise RouteWithoutRole(route.name)
+    without = [name for name in routes_of_callers(app) if name not in NEEDED]
+    if without:
+        raise RouteWithoutRole(", ".join(without))
 
 
 def address_of(request: Request) -> str:

@@ -90,6 +90,13 @@ class KeyDesk:
             tenant_id = DEFAULT_TENANT
         if not caller.runs_the_platform and tenant_id != caller.tenant_id:
             raise no_such_tenant(tenant_id)
+        roles = _roles(request)
+        if caller.is_anybody and roles and (str(Role.ADMIN) not in roles or tenant_id):
+            raise invalid(
+                "the first key closes the API: it must be an admin's of the tenant 0, or nobody "
+                "could make another one",
+                "/roles",
+            )
         if request.expires_at is not None and epoch_ms(request.expires_at) <= self._clock.now_ms():
             raise invalid("must be in the future", "/expiresAt")
         try:

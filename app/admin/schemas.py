@@ -139,7 +139,7 @@ class AuditEntry(_Wire):
     entry_id: Int64
     at: Timestamp
     tenant_id: Int64 = Field(description="Whose thing was changed.")
-    actor: str = Field(description="The name of the key; `open` where there are no keys.")
+    actor: str = Field(description="The name of the key; `(open)` where there are no keys.")
     actor_key_id: Int64 | None = Field(description="null: of ONCUE_API_KEYS, or the command line.")
     actor_tenant_id: Int64
     action: str = Field(description="As `job.cancel` or `key.create`.")
