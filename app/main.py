@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import ApiKeys, Gate, InternalTokens, require_roles
 from app.admin.keys import KeyDesk
-from app.admin.routes import audit_routes, key_routes, tenant_routes
+from app.admin.routes import audit_routes, drain_routes, key_routes, tenant_routes
 from app.admin.tenants import TenantDesk
 from app.callbacks.handover import Handover
 from app.dispatch.death import Deaths
@@ -248,6 +248,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(key_routes(keys=keys, key_desk=key_desk))
     tenant_desk = TenantDesk(parts.ground.database, parts.ground.bus)
     app.include_router(tenant_routes(keys=keys, tenant_desk=tenant_desk))
+    app.include_router(drain_routes(ground=parts.ground, keys=keys))
     app.include_router(audit_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
+from urllib.parse import quote
 
 from oncue._talk import Send
-from oncue.results import ApiKey, Tenant, rfc3339
+from oncue.results import ApiKey, Tenant, Worker, rfc3339
 from oncue.submission import json_body
 
 KEYS = "/openapi/keys"
@@ -86,6 +87,12 @@ def change_tenant(tenant: int | Tenant, name: str | None, disabled: bool | None)
         raise ValueError("give a name, or disabled")
     tenant_id = tenant.tenant_id if isinstance(tenant, Tenant) else tenant
     return Send("PATCH", f"{TENANTS}/{tenant_id}", body=json_body(given))
+
+
+def drain(worker: str | Worker) -> Send:
+    """Drain a worker; to do so twice is to do so once."""
+    worker_id = worker.worker_id if isinstance(worker, Worker) else worker
+    return Send("POST", f"/openapi/workers/{quote(worker_id, safe='')}/drain")
 
 
 def keys_query(prefix: str | None, tenant_id: int | None) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ from oncue.results import (
     BulkOperation,
     Callback,
     CronPreview,
+    Draining,
     Execution,
     Explanation,
     Item,
@@ -383,6 +384,15 @@ class Client:
     def workers(self, *, page_size: int = PAGE_SIZE) -> Iterator[Worker]:
         """Iterate over the workers and their load."""
         return self._items(self._talks.workers(page_size))
+
+    def drain(self, worker: str | Worker) -> Draining:
+        """Let a worker (or one by its id) take no more runs; a repeat tells what it still holds.
+
+        Raises:
+            NotFound: there is no such worker.
+            Conflict: it is DOWN.
+        """
+        return self._run(self._talks.ask(Draining, _access.drain(worker)))
 
     def create_key(self, name: str, **options: Unpack[KeyOptions]) -> NewApiKey:
         """Make a key; `key` of the answer is shown this once. `KeyOptions` says what it may be.
@@ -770,6 +780,10 @@ class AsyncClient:
     def workers(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Worker]:
         """Iterate over the workers and their load."""
         return self._items(self._talks.workers(page_size))
+
+    async def drain(self, worker: str | Worker) -> Draining:
+        """Let a worker take no more runs: see `Client.drain`."""
+        return await self._run(self._talks.ask(Draining, _access.drain(worker)))
 
     async def create_key(self, name: str, **options: Unpack[KeyOptions]) -> NewApiKey:
         """Make a key: see `Client.create_key`."""

@@ -417,6 +417,17 @@ class Tenant(Result):
     disabled_at: Moment | None = None
 
 
+class Draining(Result):
+    """A worker that takes no more runs, and what it still holds."""
+
+    worker_id: str
+    name: str = ""
+    state: str = "DRAINING"
+    active: int = 0
+    unreported: int = 0
+    deliveries: int = 0
+
+
 class AuditEntry(Result):
     """Who changed what: `before` and `after` have the values that changed, and no secrets."""
 

@@ -50,6 +50,7 @@ NEEDED: Final = {
     "change_job": Role.OPERATE,
     "backfill_jobs": Role.OPERATE,
     "redeliver_callback": Role.OPERATE,
+    "drain_worker": Role.OPERATE,
     "submit_bulk": Role.OPERATE,
     "cancel_bulk_operation": Role.OPERATE,
     "create_key": Role.ADMIN,

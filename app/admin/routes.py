@@ -7,12 +7,14 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from app.access.caller import Caller
 from app.access.keys import Gate
 from app.admin.audit import list_audit_page
+from app.admin.drain import drain_worker as drain
 from app.admin.keys import KeyDesk
 from app.admin.schemas import (
     MAX_TENANT_ID,
     ApiKey,
     ApiKeyList,
     AuditList,
+    Draining,
     NewApiKey,
     Tenant,
     TenantList,
@@ -20,6 +22,7 @@ from app.admin.schemas import (
 from app.admin.tenants import TenantDesk
 from app.edge.paging import DEFAULT_LIMIT
 from app.edge.problems import problem_answers
+from app.ground import Ground
 from app.jobs.answers import Cursor, Limit, body_of, json_answer, require_json
 from app.jobs.listing import moment_in
 from app.lifecycle.audit import AuditFilter
@@ -32,6 +35,7 @@ TenantId = Annotated[int, Path(ge=0, le=MAX_TENANT_ID, alias="tenantId")]
 OfTenant = Annotated[
     int | None, Query(ge=0, le=MAX_TENANT_ID, alias="tenantId", description="Those of one tenant.")
 ]
+WorkerId = Annotated[str, Path(min_length=1, max_length=128, alias="workerId")]
 SECRET = {"Cache-Control": "no-store"}
 _BODY = ("invalid_json", "body_too_large", "unsupported_media_type", "validation_failed")
 
@@ -175,6 +179,33 @@ def tenant_routes(*, keys: Gate, tenant_desk: TenantDesk) -> APIRouter:
         """Rename a tenant, refuse its callers (`disabled`), or let them in again."""
         require_json(request)
         return json_answer(await tenant_desk.change(caller, tenant_id, await request.body()))
+
+    return router
+
+
+def drain_routes(*, ground: Ground, keys: Gate) -> APIRouter:
+    """Return the routes, bound to the parts that serve them."""
+    router = APIRouter(prefix="/openapi", tags=["fleet"])
+
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
+
+    Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
+
+    @router.post(
+        "/workers/{workerId}/drain",
+        response_model=Draining,
+        summary="Drain a worker",
+        responses=problem_answers(
+            "unauthorized", "worker_not_found", "worker_down", "validation_failed"
+        ),
+    )
+    async def drain_worker(worker_id: WorkerId, caller: Identified) -> Response:
+        """Let a worker take no more runs; what runs goes on. Only its restart undoes it.
+
+        A repeat tells what it still holds. For keys of the tenant 0, `default`.
+        """
+        return json_answer(await drain(ground, caller, worker_id))
 
     return router
 

@@ -133,6 +133,17 @@ class TenantList(_Wire):
     next_cursor: str | None
 
 
+class Draining(_Wire):
+    """A worker that takes no more runs, and what it still holds."""
+
+    worker_id: str
+    name: str
+    state: Literal["UP", "DRAINING", "DOWN"]
+    active: Int64
+    unreported: Int64 = Field(description="Outcomes that no dispatcher has acknowledged.")
+    deliveries: Int64 = Field(description="Callbacks that it delivers or has to report.")
+
+
 class AuditEntry(_Wire):
     """Who changed what."""
 

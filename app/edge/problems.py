@@ -32,6 +32,7 @@ STATUS_OF: Final = {
     "method_not_allowed": 405,
     "callback_not_found": 404,
     "operation_not_found": 404,
+    "worker_not_found": 404,
     "key_not_found": 404,
     "tenant_not_found": 404,
     "request_conflict": 409,
@@ -40,6 +41,7 @@ STATUS_OF: Final = {
     "tenant_name_taken": 409,
     "too_many_tenants": 409,
     "key_revoked": 409,
+    "worker_down": 409,
     "verb_not_possible": 409,
     "precondition_failed": 412,
     "precondition_required": 428,
@@ -56,6 +58,7 @@ STATUS_OF: Final = {
     "overloaded": 503,
     "database_unavailable": 503,
     "not_ready": 503,
+    "worker_unreachable": 503,
 }
 TITLE_OF: Final = {
     "bad_request": "The request cannot be understood",
@@ -70,6 +73,8 @@ TITLE_OF: Final = {
     "method_not_allowed": "This address does not take this method",
     "callback_not_found": "There is no such callback",
     "operation_not_found": "There is no such bulk operation",
+    "worker_not_found": "There is no such worker",
+    "worker_down": "The worker is DOWN",
     "key_not_found": "There is no such key",
     "tenant_not_found": "There is no such tenant",
     "tenant_name_taken": "Another tenant has this name",
@@ -94,6 +99,7 @@ TITLE_OF: Final = {
     "overloaded": "Too many requests wait",
     "database_unavailable": "The database cannot be reached",
     "not_ready": "The process is not ready",
+    "worker_unreachable": "The worker cannot be reached",
 }
 _CODE_OF_STATUS: Final = {
     400: "bad_request",

@@ -247,6 +247,18 @@ async def mark_down(connection: AsyncConnection, worker_id: str, *, last_heartbe
     return bool(done.rowcount)
 
 
+async def mark_draining(connection: AsyncConnection, worker_id: str) -> bool:
+    """Deal nothing more to a worker that is UP, until it says otherwise; tell whether it was."""
+    done = await connection.execute(
+        text(
+            f"UPDATE worker_node SET state = '{WorkerState.DRAINING}' "
+            f"WHERE id = :id AND state = '{WorkerState.UP}'"
+        ),
+        {"id": worker_id},
+    )
+    return done.rowcount == 1
+
+
 _FORGET: Final = text(
     f"DELETE FROM worker_node WHERE id IN :ids AND state = '{WorkerState.DOWN}'"
 ).bindparams(bindparam("ids", expanding=True))

@@ -178,14 +178,16 @@ async def test_the_log_is_narrowed_and_paged(api: Door) -> None:
     seen: list[int] = []
     cursor: str | None = None
     while True:
-        query = {"limit": 3, "action": "job.pause"} | ({} if cursor is None else {"cursor": cursor})
+        query: dict[str, Any] = {"limit": 3, "action": "job.pause"} | (
+            {} if cursor is None else {"cursor": cursor}
+        )
         page = (await api.client.get("/openapi/audit", params=query, headers=ROOT)).json()
         seen += [one["entryId"] for one in page["items"]]
         if (cursor := page["nextCursor"]) is None:
             break
     assert seen == [one["entryId"] for one in reversed(paused)]
-    for query in ({"from": "yesterday"}, {"cursor": "x"}, {"limit": 0}):
-        bad = await api.client.get("/openapi/audit", params=query, headers=ROOT)
+    for wrong in ("from=yesterday", "cursor=x", "limit=0"):
+        bad = await api.client.get(f"/openapi/audit?{wrong}", headers=ROOT)
         assert bad.status_code == 422
 
 
