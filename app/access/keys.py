@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +15,8 @@ from fastapi.routing import iter_route_contexts
 from app.access.caller import OPEN, Caller
 from app.access.failures import Failures
 from app.access.key_cache import KeyCache
-from app.access.roles import NEEDED, Role, RouteWithoutRole, allowed
-from app.access.tokens import Token, is_digest, read_token
+from app.access.roles import NEEDED, RouteWithoutRole, allowed
+from app.access.tokens import digest_of, is_digest, read_token
 from app.edge.problems import Problem
 from app.ground import Ground
 from app.lifecycle.api_keys import KeyKind, KeyRow, note_uses
@@ -110,14 +108,14 @@ class Gate:
         address = address_of(request)
         digest = self._refuse_if_many(address, given)
         if self._tokens.knows(digest):
-            self._failures.note_success(address, digest.hex())
+            self._failures.note_success(address, digest)
             return None
         if not self._tokens.is_set and not await self._cache.any("worker"):
             return None
-        key = await self._known(_WORKERS, given, address)
+        key = await self._known(_WORKERS, given, digest, address)
         if key.worker_group is None:
             raise RuntimeError("a worker's key has no group")
-        return GroupKey(key.worker_group, digest.hex())
+        return GroupKey(key.worker_group, digest)
 
     async def _identify(self, request: Request) -> Caller:
         given = bearer(request.headers)
@@ -128,41 +126,41 @@ class Gate:
         digest = self._refuse_if_many(address, given)
         name = self._configured.name_of(digest)
         if name is not None:
-            self._failures.note_success(address, digest.hex())
+            self._failures.note_success(address, digest)
             return Caller(name, address=address, request_id=request_id)
-        key = await self._known(_CALLERS, given, address)
+        key = await self._known(_CALLERS, given, digest, address)
         if key.tenant_disabled:
             raise Problem("tenant_disabled", "The tenant of this key is disabled: ask its admin.")
         return Caller(
             key.name,
             key.tenant_id,
-            allowed(Role(role) for role in key.roles),
+            allowed(key.roles),
             key.key_id,
             address,
             request_id,
         )
 
-    async def _known(self, door: Door, given: str, address: str) -> KeyRow:
+    async def _known(self, door: Door, given: str, digest: str, address: str) -> KeyRow:
         """Return the key that was sent, which works now."""
         token = read_token(given)
         key = None
         if token is not None and token.kind == door.kind:
             key = await self._cache.find(token.prefix)
         now = int(self._clock.now_ms())
-        if token is None or key is None or not _fits(key, token, now):
+        if key is None or not _fits(key, digest, now):
             self._fail(door, given, address)
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
             word = "has expired" if key.revoked_at is None else "was revoked"
             self._metrics.refused_keys.labels("ended").inc()
             raise Problem("unauthorized", f"The key {key.prefix} {word}. {door.advice}")
-        self._failures.note_success(address, _digest(given).hex())
+        self._failures.note_success(address, digest)
         if key.key_id in self._uses or len(self._uses) < MOST_USES:
             self._uses[key.key_id] = now
         return key
 
-    def _refuse_if_many(self, address: str, given: str) -> bytes:
-        digest = _digest(given)
-        wait = self._failures.wait_seconds(address, digest.hex(), time.monotonic()) if given else 0
+    def _refuse_if_many(self, address: str, given: str) -> str:
+        digest = digest_of(given)
+        wait = self._failures.wait_seconds(address, digest, time.monotonic()) if given else 0
         if wait > 0:
             self._metrics.refused_keys.labels("too_many").inc()
             raise Problem(
@@ -215,12 +213,12 @@ class ApiKeys:
     """The keys of `ONCUE_API_KEYS`, by their hash; they have every right in tenant 0."""
 
     def __init__(self, configured: str) -> None:
-        self._names: dict[bytes, str] = {}
+        self._names: dict[str, str] = {}
         for entry in filter(None, (part.strip() for part in configured.split(","))):
             name, separator, key = entry.partition(":")
             if not separator or not name or len(key) < 8:
                 raise BadKeys("ONCUE_API_KEYS is name:key,... with keys of 8 characters or more")
-            self._names[_digest(key)] = name
+            self._names[digest_of(key)] = name
         if configured and not self._names:
             raise BadKeys("ONCUE_API_KEYS is set and has no key in it")
 
@@ -229,12 +227,12 @@ class ApiKeys:
         """Whether there is any."""
         return bool(self._names)
 
-    def name_of(self, digest: bytes) -> str | None:
+    def name_of(self, digest: str) -> str | None:
         """Return the name of a key."""
         # Every known hash is compared, so that the time tells nothing about which came close.
         found = None
         for known, name in self._names.items():
-            if hmac.compare_digest(known, digest):
+            if is_digest(known, digest):
                 found = name
         return found
 
@@ -244,7 +242,7 @@ class InternalTokens:
 
     def __init__(self, configured: str) -> None:
         self._tokens = [part.strip() for part in configured.split(",") if part.strip()]
-        self._digests = [_digest(token) for token in self._tokens]
+        self._digests = [digest_of(token) for token in self._tokens]
         if configured and not self._tokens:
             raise BadKeys("ONCUE_INTERNAL_TOKEN is set and has no token in it")
 
@@ -258,10 +256,10 @@ class InternalTokens:
         """Whether there is any."""
         return bool(self._tokens)
 
-    def knows(self, digest: bytes) -> bool:
+    def knows(self, digest: str) -> bool:
         """Tell whether this is one of them."""
         # All are compared, so that the time says nothing about which one fits.
-        fits = [hmac.compare_digest(known, digest) for known in self._digests]
+        fits = [is_digest(known, digest) for known in self._digests]
         return any(fits)
 
 
@@ -294,11 +292,7 @@ def bearer(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _fits(key: KeyRow, token: Token, now_ms: int) -> bool:
-    fits = is_digest(key.digest, token.digest)
-    fits_old = is_digest(key.old_digest, token.digest)
+def _fits(key: KeyRow, digest: str, now_ms: int) -> bool:
+    fits = is_digest(key.digest, digest)
+    fits_old = is_digest(key.old_digest, digest)
     return fits or (fits_old and key.old_until is not None and now_ms < key.old_until)
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

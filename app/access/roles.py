@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
+from functools import cache
 from typing import Final
 
 
@@ -71,6 +71,7 @@ class RouteWithoutRole(RuntimeError):
     """A route under `/openapi` has no line in `NEEDED`: nobody may call it."""
 
 
-def allowed(roles: Iterable[Role]) -> frozenset[Role]:
+@cache
+def allowed(roles: tuple[str, ...]) -> frozenset[Role]:
     """Return all that these roles may do together."""
-    return frozenset().union(*(INCLUDES[role] for role in roles))
+    return frozenset().union(*(INCLUDES[Role(role)] for role in roles))

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from app.lifecycle.api_keys import KeyKind
@@ -24,12 +24,11 @@ _SHAPE: Final = re.compile(r"(oc[kw]_)([a-z2-9]{10})_[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What of a key is looked for, and what is compared."""
+    """What of a key says which one it is."""
 
     kind: KeyKind
     prefix: str
     """With its start, as `ock_abcdefghij`: no secret."""
-    digest: str = field(repr=False)
 
 
 def draw_prefix(kind: KeyKind) -> str:
@@ -48,7 +47,7 @@ def read_token(given: str) -> Token | None:
     found = _SHAPE.fullmatch(given)
     if found is None:
         return None
-    return Token(_KIND[found[1]], found[1] + found[2], digest_of(given))
+    return Token(_KIND[found[1]], found[1] + found[2])
 
 
 def digest_of(secret: str) -> str:

@@ -17,8 +17,8 @@ from oncue.protocol import call_token
 def test_what_each_role_may() -> None:
     assert INCLUDES[Role.ADMIN] == frozenset(Role)
     assert INCLUDES[Role.OPERATE] == {Role.OPERATE, Role.READ}
-    assert allowed([Role.SUBMIT, Role.READ]) == {Role.SUBMIT, Role.READ}
-    assert allowed([]) == frozenset()
+    assert allowed((Role.SUBMIT, Role.READ)) == {Role.SUBMIT, Role.READ}
+    assert allowed(()) == frozenset()
     for name, role in NEEDED.items():
         # What is looked at takes `read`, what is changed more; nobody but admins keeps keys.
         if name.startswith(("get_job", "list_jobs", "explain")):
@@ -35,9 +35,8 @@ def test_a_key_is_read_as_it_was_drawn(kind: KeyKind, start: str) -> None:
     assert token is not None
     assert (token.kind, token.prefix) == (kind, prefix)
     assert prefix.startswith(start)
-    assert token.digest == digest_of(key) == hashlib.sha256(key.encode()).hexdigest()
+    assert digest_of(key) == hashlib.sha256(key.encode()).hexdigest()
     assert key not in repr(token)
-    assert token.digest not in repr(token)
     assert len({draw_key(prefix) for _ in range(100)}) == 100
     for wrong in (key[:-1], key + "x", key.upper(), f" {key}", key.replace("_", "-", 1), ""):
         assert read_token(wrong) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.access.keys import ApiKeys, BadKeys, InternalTokens, bearer
+from app.access.tokens import digest_of
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -120,7 +120,7 @@ def test_a_caller_is_known_by_its_key_alone() -> None:
 
     def name(header: str) -> str | None:
         given = bearer({"authorization": header})
-        return keys.name_of(hashlib.sha256(given.encode()).digest())
+        return keys.name_of(digest_of(given))
 
     assert name("Bearer key-of-one") == "one"
     assert name("bearer key:of:two") == "two"
@@ -132,6 +132,6 @@ def test_every_internal_token_is_accepted_and_the_first_is_sent() -> None:
     tokens = InternalTokens("new-token, old-token")
     assert tokens.sent == "new-token"
     for good in ("new-token", "old-token"):
-        assert tokens.knows(hashlib.sha256(good.encode()).digest())
+        assert tokens.knows(digest_of(good))
     for bad in ("new-token, old-token", "", "other"):
-        assert not tokens.knows(hashlib.sha256(bad.encode()).digest())
+        assert not tokens.knows(digest_of(bad))
