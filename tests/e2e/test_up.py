@@ -133,6 +133,7 @@ def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: 
 
 def test_with_a_key_callers_are_asked_for_it_and_it_stays_the_same(up: Up) -> None:
     up.environment["ONCUE_WITH_KEY"] = "true"
+    up.child = up._child()
     up.start()
     kept = up.home / "api-key"
     key = kept.read_text().strip()
