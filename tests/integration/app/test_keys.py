@@ -14,6 +14,7 @@ import pytest_asyncio
 from app.access import key_cache
 from app.access.tokens import digest_of, read_token
 from app.lifecycle.nodes import read_node
+from app.plumbing.database import DatabaseUnavailable
 from tests.integration.app.rig import (
     TOKEN,
     Door,
@@ -213,6 +214,23 @@ async def test_wrong_keys_are_limited_by_address(migrated_engine: Engine) -> Non
         assert await status_with(api, ROOT_KEY) == 200
         assert await status_with(api, fresh["key"]) == 429
         assert (await api.client.get("/openapi/jobs")).status_code == 401
+
+
+async def test_without_the_database_only_keys_in_memory_work(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/openapi/cron/preview?expr=*+*+*+*+*"
+    known, unknown = await new_key(api), await new_key(api)
+    assert await status_with(api, known["key"], path) == 200
+
+    async def away(_work: Any) -> None:
+        raise DatabaseUnavailable("away")
+
+    monkeypatch.setattr(api.database, "read", away)
+    assert await status_with(api, known["key"], path) == 200
+    assert await status_with(api, ROOT_KEY, path) == 200
+    answer = await api.client.get(path, headers=bearer(unknown["key"]))
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
 
 
 async def test_an_api_without_keys_is_open_until_the_first_one(migrated_engine: Engine) -> None:
