@@ -157,7 +157,7 @@ class WorkerSettings(BaseSettings):
     def _refuse_open_worker(self) -> WorkerSettings:
         if not (self.internal_token or self.worker_key) and not is_loopback(self.host):
             raise ValueError(
-                "ONCUE_INTERNAL_TOKEN or ONCUE_WORKER_KEY must be set when the worker listens on "
+                "ONCUE_INTERNAL_TOKEN must be set (or ONCUE_WORKER_KEY) when the worker listens on "
                 f"{self.host}, which is not a loopback address"
             )
         return self
