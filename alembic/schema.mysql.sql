@@ -362,3 +362,72 @@ UPDATE schema_revision SET revision = 6 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num = '0005';
 
+-- Running upgrade 0006 -> 0007
+
+CREATE TABLE tenant (
+    id INTEGER NOT NULL, 
+    name VARCHAR(64) NOT NULL, 
+    token VARCHAR(32) NOT NULL, 
+    created_at BIGINT NOT NULL, 
+    disabled_at BIGINT, 
+    CONSTRAINT pk_tenant PRIMARY KEY (id), 
+    CONSTRAINT uq_tenant_name UNIQUE (name)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE api_key (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    prefix VARCHAR(16) NOT NULL COMMENT 'shown and searched', 
+    kind VARCHAR(8) NOT NULL COMMENT 'caller, worker', 
+    tenant_id INTEGER NOT NULL, 
+    name VARCHAR(64) NOT NULL, 
+    roles VARCHAR(64) NOT NULL COMMENT 'a comma list', 
+    worker_group VARCHAR(64), 
+    digest VARCHAR(64) NOT NULL COMMENT 'SHA-256', 
+    old_digest VARCHAR(64), 
+    old_until BIGINT COMMENT 'the old one works so long', 
+    created_at BIGINT NOT NULL, 
+    created_by VARCHAR(128) NOT NULL, 
+    rotated_at BIGINT, 
+    expires_at BIGINT, 
+    revoked_at BIGINT, 
+    last_used_at BIGINT, 
+    CONSTRAINT pk_api_key PRIMARY KEY (id), 
+    CONSTRAINT uq_api_key_prefix UNIQUE (prefix)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_api_key_tenant_id_id ON api_key (tenant_id, id);
+
+CREATE INDEX ix_api_key_kind ON api_key (kind);
+
+CREATE TABLE audit_log (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    at BIGINT NOT NULL, 
+    tenant_id INTEGER NOT NULL COMMENT 'whose thing was changed', 
+    actor VARCHAR(128) NOT NULL COMMENT 'the key''s name', 
+    actor_key_id BIGINT, 
+    actor_tenant_id INTEGER NOT NULL, 
+    action VARCHAR(64) NOT NULL, 
+    target VARCHAR(160) NOT NULL COMMENT 'kind:id', 
+    old_values TEXT COMMENT 'JSON, of what changed', 
+    new_values TEXT COMMENT 'JSON, of what changed', 
+    address VARCHAR(64) NOT NULL, 
+    request_id VARCHAR(128) NOT NULL, 
+    CONSTRAINT pk_audit_log PRIMARY KEY (id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_audit_log_at_id ON audit_log (at, id);
+
+CREATE INDEX ix_audit_log_tenant_id_at_id ON audit_log (tenant_id, at, id);
+
+CREATE INDEX ix_audit_log_target_at_id ON audit_log (target, at, id);
+
+ALTER TABLE worker_node ADD COLUMN worker_group VARCHAR(64) COMMENT 'of the key by which it beats; NULL: the internal token';
+
+ALTER TABLE worker_node ADD COLUMN key_digest VARCHAR(64) COMMENT 'of the key it beats with';
+
+INSERT INTO tenant (id, name, token, created_at, disabled_at) VALUES (0, 'default', '', 0, NULL);
+
+UPDATE schema_revision SET revision = 7 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0007' WHERE alembic_version.version_num = '0006';
+

@@ -2,6 +2,39 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
+CREATE TABLE api_key (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	prefix VARCHAR(16) NOT NULL, 
+	kind VARCHAR(8) NOT NULL, 
+	tenant_id INTEGER NOT NULL, 
+	name VARCHAR(64) NOT NULL, 
+	roles VARCHAR(64) NOT NULL, 
+	worker_group VARCHAR(64), 
+	digest VARCHAR(64) NOT NULL, 
+	old_digest VARCHAR(64), 
+	old_until BIGINT, 
+	created_at BIGINT NOT NULL, 
+	created_by VARCHAR(128) NOT NULL, 
+	rotated_at BIGINT, 
+	expires_at BIGINT, 
+	revoked_at BIGINT, 
+	last_used_at BIGINT, 
+	CONSTRAINT uq_api_key_prefix UNIQUE (prefix)
+);
+CREATE TABLE audit_log (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	at BIGINT NOT NULL, 
+	tenant_id INTEGER NOT NULL, 
+	actor VARCHAR(128) NOT NULL, 
+	actor_key_id BIGINT, 
+	actor_tenant_id INTEGER NOT NULL, 
+	action VARCHAR(64) NOT NULL, 
+	target VARCHAR(160) NOT NULL, 
+	old_values TEXT, 
+	new_values TEXT, 
+	address VARCHAR(64) NOT NULL, 
+	request_id VARCHAR(128) NOT NULL
+);
 CREATE TABLE bulk_operation (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	operation_id VARCHAR(36) NOT NULL, 
@@ -239,6 +272,15 @@ CREATE TABLE stopping_execution (
 	worker_id VARCHAR(128) NOT NULL, 
 	CONSTRAINT pk_stopping_execution PRIMARY KEY (execution_id)
 );
+CREATE TABLE tenant (
+	id INTEGER NOT NULL, 
+	name VARCHAR(64) NOT NULL, 
+	token VARCHAR(32) NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	disabled_at BIGINT, 
+	CONSTRAINT pk_tenant PRIMARY KEY (id), 
+	CONSTRAINT uq_tenant_name UNIQUE (name)
+);
 CREATE TABLE worker_node (
 	id VARCHAR(128) NOT NULL, 
 	name VARCHAR(64) NOT NULL, 
@@ -259,9 +301,14 @@ CREATE TABLE worker_node (
 	held TEXT NOT NULL, 
 	beats BIGINT NOT NULL, 
 	first_heartbeat BIGINT NOT NULL, 
-	last_heartbeat BIGINT NOT NULL, 
+	last_heartbeat BIGINT NOT NULL, worker_group VARCHAR(64), key_digest VARCHAR(64), 
 	CONSTRAINT pk_worker_node PRIMARY KEY (id)
 );
+CREATE INDEX ix_api_key_kind ON api_key (kind);
+CREATE INDEX ix_api_key_tenant_id_id ON api_key (tenant_id, id);
+CREATE INDEX ix_audit_log_at_id ON audit_log (at, id);
+CREATE INDEX ix_audit_log_target_at_id ON audit_log (target, at, id);
+CREATE INDEX ix_audit_log_tenant_id_at_id ON audit_log (tenant_id, at, id);
 CREATE INDEX ix_bulk_operation_status_id ON bulk_operation (status, id);
 CREATE INDEX ix_bulk_operation_tenant_id_id ON bulk_operation (tenant_id, id);
 CREATE INDEX ix_callback_delivery_due ON callback_delivery (status, next_try_at, id);

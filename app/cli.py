@@ -17,10 +17,12 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 from typer.exceptions import TyperException
 
-from app.client import change, fleet, logs, look, submit
+from app.client import access, change, fleet, logs, look, submit
+from app.client.access import keys, tenants
 from app.client.show import examples, printable
 from app.client.talk import INTERRUPTED, AsJson, commands
 from app.cron_commands import commands as cron_commands
+from app.key_commands import NotMade, development_key
 from app.settings import Settings, is_loopback
 from oncue.version import __version__
 
@@ -36,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Each file has added its commands; the help shows them in this order.
-_ORDER = [one.__name__ for one in (submit, look, logs, change, fleet)]
+_ORDER = [one.__name__ for one in (submit, look, logs, change, fleet, access)]
 commands.registered_commands.sort(
     key=lambda one: (
         _ORDER.index(one.callback.__module__)
@@ -46,6 +48,8 @@ commands.registered_commands.sort(
 )
 app.add_typer(commands)
 app.add_typer(cron_commands)
+app.add_typer(keys, name="keys")
+app.add_typer(tenants, name="tenants")
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", envvar="ONCUE_HOST")]
 Port = Annotated[
@@ -77,11 +81,19 @@ def up(
         Path | None, typer.Option(help="Where the state lives.", envvar="ONCUE_HOME")
     ] = None,
     handlers: Handlers = None,
+    with_key: Annotated[
+        bool,
+        typer.Option(
+            "--with-key",
+            help="Make an admin's key, kept in the home, and ask callers for one.",
+            envvar="ONCUE_WITH_KEY",
+        ),
+    ] = False,
 ) -> None:
     """Run the whole platform here: database and Redis embedded, one dispatcher, one worker."""
     settings = _settings(port=port, home=home)
     _logs(settings)
-    _started_by(lambda: _up(settings, worker_port, handlers or []))
+    _started_by(lambda: _up(settings, worker_port, handlers or [], with_key=with_key))
 
 
 @app.command(
@@ -234,7 +246,9 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None) -> None:
+async def _up_async(
+    settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None, key: str | None
+) -> None:
     from app.embedded import WorkerProcess, when_ready, worker_environment
     from app.serve import serve
 
@@ -248,7 +262,7 @@ async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey 
     )
 
     async def beside(stopping: asyncio.Event) -> None:
-        banner = _banner(api_url, worker_url, settings, own)
+        banner = _banner(api_url, worker_url, settings, own, key)
         ready = asyncio.create_task(
             when_ready(
                 [f"{api_url}/readyz", f"{worker_url}/readyz"],
@@ -267,7 +281,9 @@ async def _up_async(settings: Settings, own: UpSettings, valkey: EmbeddedValkey 
     await serve(settings, beside=beside)
 
 
-def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> None:
+def _up(
+    settings: Settings, worker_port: int | None, handlers: list[str], *, with_key: bool
+) -> None:
     from app.embedded import UpSettings, embed, exclusive_home, wait_for_port
     from app.migrate import migrate as run_migrations
     from app.serve import run
@@ -285,28 +301,47 @@ def _up(settings: Settings, worker_port: int | None, handlers: list[str]) -> Non
         for busy in (settings.port, own.worker_port):
             wait_for_port(settings.host, busy)
         run_migrations(settings.database_url)
+        key = _development_key(settings) if with_key else None
         try:
             if valkey is not None:
                 valkey.start()
-            run(lambda: _up_async(settings, own, valkey))
+            run(lambda: _up_async(settings, own, valkey, key))
         finally:
             if valkey is not None:
                 valkey.stop()
         typer.echo("oncue: stopped")
 
 
-def _banner(api_url: str, worker_url: str, settings: Settings, own: UpSettings) -> str:
+def _development_key(settings: Settings) -> str:
+    try:
+        return development_key(settings.database_url, settings.home)
+    except NotMade as error:
+        _refuse(str(error))
+
+
+def _banner(
+    api_url: str, worker_url: str, settings: Settings, own: UpSettings, key: str | None
+) -> str:
+    keys, header = "none are asked for: `oncue keys bootstrap` or --with-key makes one", ""
+    if key is not None:
+        keys, header = (
+            f"{key}   (kept in {settings.home}/api-key)",
+            f" -H 'Authorization: Bearer {key}'",
+        )
+    elif settings.api_keys.get_secret_value():
+        keys = "those of ONCUE_API_KEYS, and of the database"
     return f"""
 Oncue is up.
 
   API      {api_url}/openapi/jobs
   Docs     {api_url}/docs
   Health   {api_url}/readyz   worker: {worker_url}/readyz
+  Keys     {keys}
   State    {settings.home}/   callbacks may reach {own.egress_allow} (ONCUE_EGRESS_ALLOW)
 
 Try:
 
-  curl -s {api_url}/openapi/jobs -H 'Content-Type: application/json' \\
+  curl -s {api_url}/openapi/jobs -H 'Content-Type: application/json'{header} \\
     -d '{FIRST_JOB}'
 
 Ctrl-C stops it.

@@ -10,7 +10,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from app.edge.problems import problem_schema
+from app.access.roles import NEEDED
+from app.admin.schemas import ChangeTenant, CreateKey, CreateTenant, RotateKey
+from app.edge.problems import TITLE_OF, problem_schema
 from app.jobs.bulk_schemas import SubmitBulk
 from app.jobs.schemas import (
     BackfillJobs,
@@ -42,6 +44,10 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     ResumeJob,
     BackfillJobs,
     SubmitBulk,
+    CreateKey,
+    RotateKey,
+    CreateTenant,
+    ChangeTenant,
     Heartbeat,
     ReportsRequest,
     LogsRequest,
@@ -76,6 +82,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
             {"name": "bulk", "description": "Change all jobs that match a filter."},
             {"name": "schedules", "description": "When schedules fire."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
+            {"name": "access", "description": "Keys, tenants, and who changed what."},
             {"name": "operations", "description": "Health and metrics."},
             {"name": "internal", "description": "For workers, with the internal token."},
         ],
@@ -146,7 +153,15 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         operation["security"] = [{"internalToken": []}]
     else:
         return
-    for status, sentence in (("500", "An error of the platform"), ("503", "Repeat it later")):
+    trouble = [("500", "An error of the platform"), ("503", "Repeat it later")]
+    if path.startswith("/openapi/"):
+        needed = NEEDED[operation["operationId"]]
+        operation["description"] += f"\n\nNeeds the role `{needed}`."
+        trouble += [
+            ("403", TITLE_OF["forbidden"]),
+            ("429", TITLE_OF["too_many_failures"]),
+        ]
+    for status, sentence in trouble:
         answers.setdefault(
             status,
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import RedirectResponse
 from fastapi_standalone_docs import StandaloneDocs
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
-from starlette.datastructures import Headers
 
-from app.access.keys import ApiKeys, InternalTokens
+from app.access.keys import ApiKeys, Gate, InternalTokens, require_roles
+from app.admin.keys import KeyDesk
+from app.admin.routes import audit_routes, drain_routes, key_routes, tenant_routes
+from app.admin.tenants import TenantDesk
 from app.callbacks.handover import Handover
 from app.dispatch.death import Deaths
 from app.dispatch.expire import Expiry
@@ -31,17 +34,16 @@ from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
-from app.edge.short import Endpoint, ShortWays
+from app.edge.short import ShortWays
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
 from app.fleet.logs import RunLogs
 from app.fleet.reports import Reports
 from app.fleet.roster import Roster
-from app.fleet.routes import fleet_routes, take_report
+from app.fleet.routes import fleet_routes
 from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
-from app.jobs.accept import accept
 from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
@@ -57,6 +59,7 @@ from app.jobs.submit import Submitter
 from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
 from app.jobs.watch import Streams
+from app.lifecycle.api_keys import any_key
 from app.lifecycle.reads import count_tasks
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.lifecycle.term import TermRowMissing, read_term
@@ -66,7 +69,7 @@ from app.pulse import Pulse
 from app.schedules.routes import schedule_routes
 from app.schedules.spawn import Spawner
 from app.settings import Settings
-from oncue.protocol import MAX_INTERNAL_BODY_BYTES, REPORTS_PATH
+from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 
 log = structlog.get_logger(__name__)
 
@@ -102,6 +105,7 @@ class Parts:
     retention: Retention
     sweeper: Sweeper
     standing: Standing
+    gate: Gate
     clock_loop: Loop
     pulse: Pulse
     waits_for: str | None = "the process has not begun to serve"
@@ -109,7 +113,14 @@ class Parts:
 
 
 def build_parts(ground: Ground) -> Parts:
-    """Build and connect the parts; nothing is opened or started yet."""
+    """Build and connect the parts; nothing is opened or started yet.
+
+    Raises:
+        BadKeys: a setting with keys has none that can be used.
+    """
+    settings = ground.settings
+    keys = ApiKeys(settings.api_keys.get_secret_value())
+    tokens = InternalTokens(settings.internal_token.get_secret_value())
     fleet = LiveFleet(ground)
     settler = Settler(ground)
     lock = DispatchLock(ground)
@@ -140,8 +151,27 @@ def build_parts(ground: Ground) -> Parts:
         retention=Retention(ground, lock),
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
+        gate=Gate(ground, keys, tokens),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
         pulse=Pulse(ground),
+    )
+
+
+class TooOpen(Exception):
+    """The API would be open to other machines."""
+
+
+async def why_too_open(settings: Settings, database: Database) -> str | None:
+    """Say which key is missing before the API may serve beyond this machine, if any.
+
+    Raises:
+        DatabaseUnavailable: its keys cannot be read.
+    """
+    if settings.why_too_open() is None:
+        return None
+    return settings.why_too_open(
+        caller_keys=await database.read(lambda connection: any_key(connection, "caller")),
+        worker_keys=await database.read(lambda connection: any_key(connection, "worker")),
     )
 
 
@@ -150,6 +180,7 @@ async def start_parts(parts: Parts) -> None:
 
     Raises:
         SchemaMismatch: this code must not touch this database.
+        TooOpen: without a key this process must not serve where it listens.
         DatabaseUnavailable: the database did not answer.
     """
     revisions = await check_schema(parts.ground.database)
@@ -157,6 +188,9 @@ async def start_parts(parts: Parts) -> None:
         parts.ground.metrics.schema.labels(of).set(revision)
     if revisions.database > revisions.code:
         log.warning("schema_is_newer", **revisions._asdict())
+    reason = await why_too_open(parts.ground.settings, parts.ground.database)
+    if reason is not None:
+        raise TooOpen(reason)
     await parts.ground.clock.measure()
     await _warn_unless_durable(parts.ground.database)
     parts.clock_loop.start()
@@ -164,6 +198,7 @@ async def start_parts(parts: Parts) -> None:
     parts.waiters.start()
     parts.standing.start()
     parts.streams.start()
+    parts.gate.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
@@ -184,7 +219,7 @@ async def start_when_the_database_is_there(parts: Parts) -> None:
     while parts.waits_for is not None:
         try:
             await start_parts(parts)
-        except (DatabaseUnavailable, SchemaMismatch) as error:
+        except (DatabaseUnavailable, SchemaMismatch, TooOpen) as error:
             parts.waits_for = str(error)
             log.warning("start_waits", reason=str(error), again_in_seconds=pause)
             await asyncio.sleep(pause)
@@ -219,6 +254,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.waiters.stop()
     await parts.standing.stop()
     await parts.streams.stop()
+    await parts.gate.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.pulse.stop()
@@ -230,8 +266,8 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
 
     `ground` is what the parts stand on, if not on what the settings name.
     """
-    tokens = InternalTokens(settings.internal_token.get_secret_value())
-    parts = build_parts(ground or lay_ground(settings, internal_token=tokens.sent))
+    sent = InternalTokens(settings.internal_token.get_secret_value()).sent
+    parts = build_parts(ground or lay_ground(settings, internal_token=sent))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -254,7 +290,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     edge: dict[str, Any] = {"limits": _BODY_LIMITS, "waits_for": lambda: parts.waits_for}
     app = _bare_app(lifespan, edge)
     app.state.parts = parts
-    keys = ApiKeys(settings.api_keys.get_secret_value())
+    keys = parts.gate
     app.include_router(
         job_routes(
             settings=settings,
@@ -271,42 +307,29 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
+    key_desk = KeyDesk(parts.ground.database, parts.ground.bus, parts.ground.clock)
+    app.include_router(key_routes(keys=keys, key_desk=key_desk))
+    tenant_desk = TenantDesk(parts.ground.database, parts.ground.bus)
+    app.include_router(tenant_routes(keys=keys, tenant_desk=tenant_desk))
+    app.include_router(drain_routes(ground=parts.ground, keys=keys))
+    app.include_router(audit_routes(database=parts.ground.database, keys=keys))
     app.include_router(
         stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
     )
-    reports = Reports(parts.ground, parts.settler)
     app.include_router(
         fleet_routes(
-            tokens=tokens,
+            keys=keys,
             heartbeats=Heartbeats(parts.ground),
-            reports=reports,
+            reports=Reports(parts.ground, parts.settler),
             logs=RunLogs(parts.ground),
         )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
+    require_roles(app)
     install_document(app)
-    _shorten(app, edge, keys, tokens, parts.submitter, reports)
+    for name in ("submit_job", "report"):
+        app.shorten(name, functools.partial(RequestEdge, **edge))
     return app
-
-
-def _shorten(
-    app: ShortWays,
-    edge: dict[str, Any],
-    keys: ApiKeys,
-    tokens: InternalTokens,
-    submitter: Submitter,
-    reports: Reports,
-) -> None:
-    """Serve what every job passes past the framework, behind the same edge."""
-
-    async def submit(headers: Headers, body: bytes) -> Response:
-        return await accept(keys, submitter, headers, body)
-
-    async def report(headers: Headers, body: bytes) -> Response:
-        return await take_report(tokens, reports, headers, body)
-
-    for path, answer in (("/openapi/jobs", submit), (REPORTS_PATH, report)):
-        app.short_ways["POST", path] = RequestEdge(Endpoint(answer), **edge)
 
 
 def openapi_document() -> dict[str, Any]:

@@ -64,6 +64,14 @@ class Metrics:
             "oncue_log_lines_dropped", "Lines that slid out of full logs", registry=r
         )
         self.streams = Gauge("oncue_streams", "Open event streams", registry=r)
+        self.refused_keys = Counter(
+            "oncue_keys_refused", "Keys refused: wrong, ended, too_many", ["reason"], registry=r
+        )
+        self.foreign_reports = Counter(
+            "oncue_reports_of_other_groups",
+            "What workers reported of runs that were not sent to their group",
+            registry=r,
+        )
         self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)
         self.term = Gauge("oncue_dispatch_term", "Term of the dispatch lock", registry=r)
         self.lock_lost = Counter(

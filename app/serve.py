@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.access.keys import BadKeys
 from app.lifecycle.schema import SchemaMismatch, check_schema
-from app.main import create_app, stop_dispatching
+from app.main import create_app, stop_dispatching, why_too_open
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.settings import Settings
 
@@ -134,15 +134,16 @@ async def _checked(settings: Settings, stopping: asyncio.Event) -> bool:
 
 
 async def _check(settings: Settings) -> None:
-    if (reason := settings.why_too_open()) is not None:
-        raise StartRefused(reason)
     database = Database(settings.database_url, pool_size=1)
     try:
         await check_schema(database)
+        reason = await why_too_open(settings, database)
     except SchemaMismatch as error:
-        raise StartRefused(str(error)) from None
+        raise StartRefused(settings.why_too_open() or str(error)) from None
     except DatabaseAway as error:
-        # It may come back: until then the process says so where readiness is asked for.
+        # It may come back: until then the process says so where readiness is asked for, and
+        # serves nothing.
+        reason = None
         log.warning(
             "database_away_at_start",
             database=database.url.render_as_string(),
@@ -156,6 +157,8 @@ async def _check(settings: Settings) -> None:
         raise StartRefused(f"the database refuses: {error.orig}") from None
     finally:
         await database.close()
+    if reason is not None:
+        raise StartRefused(reason)
 
 
 async def _nothing(stopping: asyncio.Event) -> None:

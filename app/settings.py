@@ -46,7 +46,18 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
     no_dispatch: bool = Field(False, description="true: serve the API only")
     api_keys: SecretStr = Field(
-        SecretStr(""), description="name:key,... for callers; unset means open, on loopback only"
+        SecretStr(""),
+        description="name:key,... for callers, with every right in tenant 0; without these and "
+        "without keys in the database the API is open, on loopback only",
+    )
+    allow_open: bool = Field(
+        False, description="true: serve without keys, also beyond this machine"
+    )
+    most_failed_keys: int = Field(
+        20, ge=1, description="wrong keys from one address in failed_keys_seconds; then 429"
+    )
+    failed_keys_seconds: float = Field(
+        60.0, ge=1, le=3600, description="how long wrong keys of an address are counted"
     )
     internal_token: SecretStr = Field(
         SecretStr(""),
@@ -81,6 +92,9 @@ class Settings(BaseSettings):
     )
     min_interval_ms: int = Field(100, ge=1, description="shortest intervalMs of a schedule")
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
+    audit_retention_days: float = Field(
+        365.0, gt=0, description="entries of the audit log are kept this long"
+    )
     bulk_rate: float = Field(
         200.0, ge=0.1, le=10_000, description="jobs a second of a bulk operation that asks for none"
     )
@@ -131,16 +145,20 @@ class Settings(BaseSettings):
             raise ValueError("1 to 50 pauses of 0 to 604800 seconds")
         return value
 
-    def why_too_open(self) -> str | None:
-        """Say what must be set before the API may listen beyond this machine, if anything."""
+    def why_too_open(self, *, caller_keys: bool = False, worker_keys: bool = False) -> str | None:
+        """Say what must be set before the API may listen beyond this machine, if anything.
+
+        `caller_keys` and `worker_keys` tell whether the database has keys of the kind.
+        """
         if is_loopback(self.host):
             return None
-        if not self.api_keys.get_secret_value():
+        if not (self.api_keys.get_secret_value() or caller_keys or self.allow_open):
             return (
-                f"listening on {self.host} needs ONCUE_API_KEYS (name:key,...): "
-                "without keys the API is open, which is allowed on a loopback address only"
+                f"listening on {self.host} needs a key: make one with `oncue keys bootstrap`, or "
+                "set ONCUE_API_KEYS (name:key,...); without keys the API is open, which is "
+                "allowed on a loopback address, or with ONCUE_ALLOW_OPEN=true"
             )
-        if not self.internal_token.get_secret_value():
+        if not (self.internal_token.get_secret_value() or worker_keys):
             return (
                 f"listening on {self.host} needs ONCUE_INTERNAL_TOKEN: "
                 "without it anybody could pose as a worker"

@@ -380,6 +380,16 @@ class Talks:
                 raise BulkTimeout(operation, timeout or 0.0)
             yield Pause(min(BULK_LOOK_SECONDS, left))
 
+    def ask(self, kind: type[AnyResult], request: Send) -> Talk[AnyResult]:
+        """Send one request and read its answer."""
+        return _read(kind, (yield from self._exchange(request)))
+
+    def listed(
+        self, kind: type[Page[Item]], path: str, limit: int, query: Mapping[str, str]
+    ) -> Pages[Item]:
+        """The pages of a list at this path."""
+        return self._pages(kind, path, limit, query)
+
     def _pages(
         self,
         kind: type[Page[Item]],

@@ -29,6 +29,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from oncue import _access
+from oncue._access import AuditFilter, KeyOptions
 from oncue._stream import (
     Attempts,
     Event,
@@ -42,19 +44,25 @@ from oncue._stream import (
 from oncue._talk import PAGE_SIZE, Heard, Pages, Pause, Talk, Talks
 from oncue.errors import ApiError
 from oncue.results import (
+    ApiKey,
+    AuditEntry,
     Backfill,
     BulkCount,
     BulkOperation,
     Callback,
     CronPreview,
+    Draining,
     Execution,
     Explanation,
     Item,
     Job,
     JobEvent,
     LogLine,
+    NewApiKey,
     OfferedHandler,
+    Page,
     Skipped,
+    Tenant,
     Worker,
 )
 from oncue.retries import Retries
@@ -378,6 +386,92 @@ class Client:
         """Iterate over the workers and their load."""
         return self._items(self._talks.workers(page_size))
 
+    def drain(self, worker: str | Worker) -> Draining:
+        """Let a worker (or one by its id) take no more runs; a repeat tells what it still holds.
+
+        Raises:
+            NotFound: there is no such worker.
+            Conflict: it is DOWN.
+        """
+        return self._run(self._talks.ask(Draining, _access.drain(worker)))
+
+    def create_key(self, name: str, **options: Unpack[KeyOptions]) -> NewApiKey:
+        """Make a key; `key` of the answer is shown this once. `KeyOptions` says what it may be.
+
+        Raises:
+            Unauthorized: this is for admins.
+            NotFound: there is no such tenant.
+        """
+        return self._run(self._talks.ask(NewApiKey, _access.create_key(name, options)))
+
+    def key(self, key: int | ApiKey) -> ApiKey:
+        """Return a key (or one by its id) as it is now, without its secret.
+
+        Raises:
+            NotFound: there is no such key.
+        """
+        return self._run(self._talks.ask(ApiKey, _access.look_at_key(key)))
+
+    def keys(
+        self,
+        *,
+        prefix: str | None = None,
+        tenant_id: int | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[ApiKey]:
+        """Iterate over keys, newest first; `prefix` is how a key begins, as `ock_ab`."""
+        query = _access.keys_query(prefix, tenant_id)
+        return self._items(self._talks.listed(Page[ApiKey], _access.KEYS, page_size, query))
+
+    def rotate_key(self, key: int | ApiKey, *, overlap_seconds: int | None = None) -> NewApiKey:
+        """Give a key a new secret; the one before works for `overlap_seconds` more (a day).
+
+        Raises:
+            Conflict: the key was revoked.
+            Unavailable: whether it was done is unknown; do it again.
+        """
+        request = _access.rotate_key(key, overlap_seconds)
+        return self._run(self._talks.ask(NewApiKey, request))
+
+    def revoke_key(self, key: int | ApiKey) -> ApiKey:
+        """End a key for good.
+
+        Raises:
+            NotFound: there is no such key.
+        """
+        return self._run(self._talks.ask(ApiKey, _access.revoke_key(key)))
+
+    def create_tenant(self, name: str) -> Tenant:
+        """Make a tenant, for admins of the tenant 0.
+
+        Raises:
+            Conflict: another one has the name.
+        """
+        return self._run(self._talks.ask(Tenant, _access.create_tenant(name)))
+
+    def tenants(self, *, page_size: int = PAGE_SIZE) -> Iterator[Tenant]:
+        """Iterate over tenants, by id."""
+        return self._items(self._talks.listed(Page[Tenant], _access.TENANTS, page_size, {}))
+
+    def change_tenant(
+        self, tenant: int | Tenant, *, name: str | None = None, disabled: bool | None = None
+    ) -> Tenant:
+        """Rename a tenant, refuse its callers (`disabled`), or let them in again.
+
+        Raises:
+            Conflict: another one has the name.
+            NotFound: there is no such tenant.
+        """
+        request = _access.change_tenant(tenant, name, disabled)
+        return self._run(self._talks.ask(Tenant, request))
+
+    def audit(
+        self, *, page_size: int = PAGE_SIZE, **narrowed: Unpack[AuditFilter]
+    ) -> Iterator[AuditEntry]:
+        """Iterate over the changes that people and keys made, newest first, for admins."""
+        query = _access.audit_query(narrowed)
+        return self._items(self._talks.listed(Page[AuditEntry], _access.AUDIT, page_size, query))
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -688,6 +782,62 @@ class AsyncClient:
     def workers(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Worker]:
         """Iterate over the workers and their load."""
         return self._items(self._talks.workers(page_size))
+
+    async def drain(self, worker: str | Worker) -> Draining:
+        """Let a worker take no more runs: see `Client.drain`."""
+        return await self._run(self._talks.ask(Draining, _access.drain(worker)))
+
+    async def create_key(self, name: str, **options: Unpack[KeyOptions]) -> NewApiKey:
+        """Make a key: see `Client.create_key`."""
+        return await self._run(self._talks.ask(NewApiKey, _access.create_key(name, options)))
+
+    async def key(self, key: int | ApiKey) -> ApiKey:
+        """Return a key (or one by its id) as it is now, without its secret: see `Client.key`."""
+        return await self._run(self._talks.ask(ApiKey, _access.look_at_key(key)))
+
+    def keys(
+        self,
+        *,
+        prefix: str | None = None,
+        tenant_id: int | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[ApiKey]:
+        """Iterate over keys, newest first: see `Client.keys`."""
+        query = _access.keys_query(prefix, tenant_id)
+        return self._items(self._talks.listed(Page[ApiKey], _access.KEYS, page_size, query))
+
+    async def rotate_key(
+        self, key: int | ApiKey, *, overlap_seconds: int | None = None
+    ) -> NewApiKey:
+        """Give a key a new secret: see `Client.rotate_key`."""
+        request = _access.rotate_key(key, overlap_seconds)
+        return await self._run(self._talks.ask(NewApiKey, request))
+
+    async def revoke_key(self, key: int | ApiKey) -> ApiKey:
+        """End a key for good: see `Client.revoke_key`."""
+        return await self._run(self._talks.ask(ApiKey, _access.revoke_key(key)))
+
+    async def create_tenant(self, name: str) -> Tenant:
+        """Make a tenant, for admins of the tenant 0: see `Client.create_tenant`."""
+        return await self._run(self._talks.ask(Tenant, _access.create_tenant(name)))
+
+    def tenants(self, *, page_size: int = PAGE_SIZE) -> AsyncIterator[Tenant]:
+        """Iterate over tenants, by id: see `Client.tenants`."""
+        return self._items(self._talks.listed(Page[Tenant], _access.TENANTS, page_size, {}))
+
+    async def change_tenant(
+        self, tenant: int | Tenant, *, name: str | None = None, disabled: bool | None = None
+    ) -> Tenant:
+        """Rename or disable a tenant: see `Client.change_tenant`."""
+        request = _access.change_tenant(tenant, name, disabled)
+        return await self._run(self._talks.ask(Tenant, request))
+
+    def audit(
+        self, *, page_size: int = PAGE_SIZE, **narrowed: Unpack[AuditFilter]
+    ) -> AsyncIterator[AuditEntry]:
+        """Iterate over who changed what, newest first: see `Client.audit`."""
+        query = _access.audit_query(narrowed)
+        return self._items(self._talks.listed(Page[AuditEntry], _access.AUDIT, page_size, query))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -6,6 +6,8 @@ milliseconds of the database's clock. Field names are camelCase on the wire.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -449,3 +451,15 @@ class LogsResponse(Message):
     refused: list[str] = Field(
         description="Unknown, another worker's, or past retention: send no more of them."
     )
+
+
+def call_token(key_digest: str) -> str:
+    """Return what a dispatcher sends to a worker that beats with a key, in place of the token.
+
+    It is HMAC-SHA256, in hex, of a fixed text under the key's SHA-256 (`key_digest`, in hex):
+    both sides can derive it, it says nothing of the key, and no dispatcher takes it for one.
+    """
+    return hmac.new(bytes.fromhex(key_digest), _CALLS, hashlib.sha256).hexdigest()
+
+
+_CALLS: Final = b"oncue: a dispatcher calls a worker"

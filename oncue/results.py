@@ -378,6 +378,73 @@ class BulkOperation(Result):
         return self.status in ENDED
 
 
+class ApiKey(Result):
+    """A key, without its secret; `state` is ACTIVE, EXPIRED or REVOKED.
+
+    A key of callers has `roles` in a tenant, one of workers a `worker_group`. While
+    `old_works_until` is set, the secret before the last rotation works, too.
+    """
+
+    key_id: int
+    prefix: str
+    name: str
+    tenant_id: int = 0
+    roles: tuple[str, ...] = ()
+    worker_group: str | None = None
+    state: str = "ACTIVE"
+    created_at: Moment | None = None
+    created_by: str = ""
+    rotated_at: Moment | None = None
+    old_works_until: Moment | None = None
+    expires_at: Moment | None = None
+    revoked_at: Moment | None = None
+    last_used_at: Moment | None = None
+
+
+class NewApiKey(ApiKey):
+    """A key just made or rotated: `key` is what its owner sends, and is never shown again."""
+
+    key: str = Field(repr=False)
+
+
+class Tenant(Result):
+    """Who has jobs of its own. While `disabled`, its callers are refused."""
+
+    tenant_id: int
+    name: str
+    disabled: bool = False
+    created_at: Moment | None = None
+    disabled_at: Moment | None = None
+
+
+class Draining(Result):
+    """A worker that takes no more runs, and what it still holds."""
+
+    worker_id: str
+    name: str = ""
+    state: str = "DRAINING"
+    active: int = 0
+    unreported: int = 0
+    deliveries: int = 0
+
+
+class AuditEntry(Result):
+    """Who changed what: `before` and `after` have the values that changed, and no secrets."""
+
+    entry_id: int
+    at: Moment
+    tenant_id: int = 0
+    actor: str
+    actor_key_id: int | None = None
+    actor_tenant_id: int = 0
+    action: str
+    target: str
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    address: str = ""
+    request_id: str = ""
+
+
 class Page(Result, Generic[Item]):
     """One page of a list; the next is at `next_cursor`, if there is one."""
 

@@ -1,4 +1,4 @@
-"""Lets only those with the internal token send work, and bounds what they send."""
+"""Lets only those with a token that fits send work, and bounds what they send."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def create_app(
     app.include_router(guarded)
     app.include_router(opened)
     install_problems(app)
-    app.add_middleware(Guard, tokens=[one.get_secret_value() for one in settings.internal_token])
+    app.add_middleware(Guard, tokens=settings.accepted_tokens)
     StandaloneDocs(app=app)
     _describe_exactly(app)
     return app

@@ -36,8 +36,7 @@ class Outside:
 
 def reach_outside(settings: WorkerSettings) -> Outside:
     """Build the connections that the settings name; must be called in the event loop."""
-    tokens = [token.get_secret_value() for token in settings.internal_token]
-    token = tokens[0] if tokens else None
+    token = settings.sent_token
     return Outside(
         redis=connect_redis(settings.redis_url),
         blocking_redis=connect_blocking_redis(settings.redis_url),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import re
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from oncue.protocol import call_token
 from oncue.webhooks import decode_secret
 
 NAME_SHAPE = re.compile(r"[A-Za-z0-9._-]{1,63}")
@@ -78,6 +80,10 @@ class WorkerSettings(BaseSettings):
     )
     internal_token: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (), description="shared with dispatchers; a comma list: the first is sent, all are accepted"
+    )
+    worker_key: SecretStr | None = Field(
+        None,
+        description="ocw_...: the key of this worker's group, sent in place of the internal token",
     )
     webhook_secret: SecretStr | None = Field(
         None, description="whsec_...: signs callbacks; unset: this worker delivers none"
@@ -149,12 +155,28 @@ class WorkerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _refuse_open_worker(self) -> WorkerSettings:
-        if not self.internal_token and not is_loopback(self.host):
+        if not (self.internal_token or self.worker_key) and not is_loopback(self.host):
             raise ValueError(
-                f"ONCUE_INTERNAL_TOKEN must be set when the worker listens on {self.host}, "
-                "which is not a loopback address"
+                "ONCUE_INTERNAL_TOKEN must be set (or ONCUE_WORKER_KEY) when the worker listens on "
+                f"{self.host}, which is not a loopback address"
             )
         return self
+
+    @property
+    def sent_token(self) -> str | None:
+        """What this worker sends to dispatchers: the key of its group, else the internal token."""
+        if self.worker_key is not None:
+            return self.worker_key.get_secret_value()
+        return self.internal_token[0].get_secret_value() if self.internal_token else None
+
+    @property
+    def accepted_tokens(self) -> tuple[str, ...]:
+        """What dispatchers may send to it: an internal token, or what its own key vouches for."""
+        tokens = tuple(one.get_secret_value() for one in self.internal_token)
+        if self.worker_key is None:
+            return tokens
+        digest = hashlib.sha256(self.worker_key.get_secret_value().encode()).hexdigest()
+        return (*tokens, call_token(digest))
 
     @property
     def delivers(self) -> bool:

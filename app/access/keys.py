@@ -1,13 +1,39 @@
-"""Bearer keys: of callers (`ONCUE_API_KEYS`) and of workers (`ONCUE_INTERNAL_TOKEN`)."""
+"""Bearer keys: who calls, by `ONCUE_API_KEYS` or a key of the database, and which worker."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, NoReturn
 
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.routing import iter_route_contexts
+
+from app.access.caller import OPEN, Caller
+from app.access.failures import Failures
+from app.access.key_cache import KeyCache
+from app.access.roles import NEEDED, RouteWithoutRole, allowed
+from app.access.tokens import digest_of, is_digest, read_token
 from app.edge.problems import Problem
+from app.ground import Ground
+from app.lifecycle.api_keys import KeyKind, KeyRow, note_uses
+from app.lifecycle.nodes import GroupKey
+from app.plumbing.database import DatabaseUnavailable
+from app.plumbing.loops import Loop
+
+log = structlog.get_logger(__name__)
+
+USES_SECONDS: Final = 60.0
+"""The last use of a key is written at most so often by each dispatcher."""
+LOOK_SECONDS: Final = 5.0
+MOST_USES: Final = 10_000
+_SEND_A_KEY: Final = "Send a valid key as 'Authorization: Bearer KEY'."
+_SEND_A_WORKERS: Final = (
+    "Send the internal token, or a worker's key, as 'Authorization: Bearer TOKEN'."
+)
 
 
 class BadKeys(ValueError):
@@ -15,54 +41,208 @@ class BadKeys(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls: the name of its key, and the tenant whose jobs it sees."""
+class Door:
+    """How one kind of callers is let in: the part that callers and workers share."""
 
-    name: str
-    tenant_id: int = 0
+    kind: KeyKind
+    advice: str
 
 
-OPEN_CALLER = Caller("open")
+_CALLERS: Final = Door("caller", _SEND_A_KEY)
+_WORKERS: Final = Door("worker", _SEND_A_WORKERS)
+
+
+class Gate:
+    """Lets callers and workers in, by keys that are in memory: no statement a request."""
+
+    def __init__(self, ground: Ground, configured: ApiKeys, tokens: InternalTokens) -> None:
+        self._configured = configured
+        self._tokens = tokens
+        self._database = ground.database
+        self._clock = ground.clock
+        self._metrics = ground.metrics
+        self._cache = KeyCache(ground.database, ground.bus)
+        settings = ground.settings
+        self._failures = Failures(settings.most_failed_keys, settings.failed_keys_seconds)
+        self._uses: dict[int, int] = {}
+        self._written: dict[int, float] = {}
+        self._loop = Loop("key-uses", self._step, expected=(DatabaseUnavailable,))
+
+    def start(self) -> None:
+        """Start writing when keys were used."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Write what is left, and stop."""
+        await self._loop.stop()
+        try:
+            await self.write_uses(list(self._uses))
+        except DatabaseUnavailable:
+            log.warning("key_uses_dropped", keys=len(self._uses))
+
+    async def caller(self, request: Request) -> Caller:
+        """Return who sent this request, once it may do what the route does.
+
+        Raises:
+            Problem: `unauthorized`, `forbidden`, `tenant_disabled` or `too_many_failures`.
+            DatabaseUnavailable: the key is not in memory, and cannot be looked up.
+        """
+        caller = await self._identify(request)
+        needed = NEEDED[request.scope["route"].name]
+        if needed not in caller.roles:
+            raise Problem(
+                "forbidden",
+                f"The key '{caller.name}' may not do this: it needs the role {needed}.",
+                needs=str(needed),
+            )
+        return caller
+
+    async def worker(self, request: Request) -> GroupKey | None:
+        """Return by which group's key a worker calls; None for the internal token.
+
+        Raises:
+            Problem: `unauthorized` or `too_many_failures`.
+            DatabaseUnavailable: the key is not in memory, and cannot be looked up.
+        """
+        given = bearer(request.headers)
+        address = address_of(request)
+        digest = self._refuse_if_many(address, given)
+        if self._tokens.knows(digest):
+            self._failures.note_success(address, digest)
+            return None
+        if not self._tokens.is_set and not await self._cache.any("worker"):
+            return None
+        key = await self._known(_WORKERS, given, digest, address)
+        if key.worker_group is None:
+            raise RuntimeError("a worker's key has no group")
+        return GroupKey(key.worker_group, digest)
+
+    async def _identify(self, request: Request) -> Caller:
+        given = bearer(request.headers)
+        address = address_of(request)
+        request_id: str = request.scope.get("request_id", "")
+        if not self._configured.is_set and not await self._cache.any("caller"):
+            return Caller(OPEN, address=address, request_id=request_id)
+        digest = self._refuse_if_many(address, given)
+        name = self._configured.name_of(digest)
+        if name is not None:
+            self._failures.note_success(address, digest)
+            return Caller(name, address=address, request_id=request_id)
+        key = await self._known(_CALLERS, given, digest, address)
+        if key.tenant_disabled:
+            raise Problem("tenant_disabled", "The tenant of this key is disabled: ask its admin.")
+        return Caller(
+            key.name,
+            key.tenant_id,
+            allowed(key.roles),
+            key.key_id,
+            address,
+            request_id,
+        )
+
+    async def _known(self, door: Door, given: str, digest: str, address: str) -> KeyRow:
+        """Return the key that was sent, which works now."""
+        token = read_token(given)
+        key = None
+        if token is not None and token.kind == door.kind:
+            key = await self._cache.find(token.prefix)
+        now = int(self._clock.now_ms())
+        if key is None or not _fits(key, digest, now):
+            self._fail(door, given, address)
+        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
+            word = "has expired" if key.revoked_at is None else "was revoked"
+            self._metrics.refused_keys.labels("ended").inc()
+            raise Problem("unauthorized", f"The key {key.prefix} {word}. {door.advice}")
+        self._failures.note_success(address, digest)
+        if key.key_id in self._uses or len(self._uses) < MOST_USES:
+            self._uses[key.key_id] = now
+        return key
+
+    def _refuse_if_many(self, address: str, given: str) -> str:
+        digest = digest_of(given)
+        wait = self._failures.wait_seconds(address, digest, time.monotonic()) if given else 0
+        if wait > 0:
+            self._metrics.refused_keys.labels("too_many").inc()
+            raise Problem(
+                "too_many_failures",
+                f"Too many wrong keys came from {address}: wait {wait:.0f} s.",
+                retry_after_seconds=max(1, round(wait)),
+            )
+        return digest
+
+    def _fail(self, door: Door, given: str, address: str) -> NoReturn:
+        """Refuse a key; one that was not sent at all is no attempt to guess one."""
+        if given:
+            self._failures.note_failure(address, time.monotonic())
+            self._metrics.refused_keys.labels("wrong").inc()
+        raise Problem("unauthorized", door.advice)
+
+    async def _step(self) -> None:
+        await asyncio.sleep(LOOK_SECONDS)
+        await self.write_uses(self.due_uses())
+
+    def due_uses(self) -> list[int]:
+        """Return the keys that were used, and whose last use was not written lately."""
+        now = time.monotonic()
+        return [
+            key_id
+            for key_id in self._uses
+            if now - self._written.get(key_id, float("-inf")) >= USES_SECONDS
+        ]
+
+    async def write_uses(self, key_ids: list[int]) -> None:
+        """Write when these keys were last used.
+
+        Raises:
+            DatabaseUnavailable: they are written later.
+        """
+        used = {key_id: self._uses[key_id] for key_id in key_ids}
+        if not used:
+            return
+        await self._database.write(lambda connection: note_uses(connection, used))
+        now = time.monotonic()
+        self._written = {
+            key_id: at for key_id, at in self._written.items() if now - at < USES_SECONDS
+        } | dict.fromkeys(used, now)
+        for key_id, at in used.items():
+            if self._uses.get(key_id) == at:
+                del self._uses[key_id]
 
 
 class ApiKeys:
-    """Knows callers by the hash of their key; without any key the API is open."""
+    """The keys of `ONCUE_API_KEYS`, by their hash; they have every right in tenant 0."""
 
     def __init__(self, configured: str) -> None:
-        self._callers: dict[bytes, Caller] = {}
+        self._names: dict[str, str] = {}
         for entry in filter(None, (part.strip() for part in configured.split(","))):
             name, separator, key = entry.partition(":")
             if not separator or not name or len(key) < 8:
                 raise BadKeys("ONCUE_API_KEYS is name:key,... with keys of 8 characters or more")
-            self._callers[_digest(key)] = Caller(name)
-        if configured and not self._callers:
+            self._names[digest_of(key)] = name
+        if configured and not self._names:
             raise BadKeys("ONCUE_API_KEYS is set and has no key in it")
 
-    def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Return who sent these headers.
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any."""
+        return bool(self._names)
 
-        Raises:
-            Problem: `unauthorized`.
-        """
-        if not self._callers:
-            return OPEN_CALLER
-        given = _digest(_bearer(headers))
+    def name_of(self, digest: str) -> str | None:
+        """Return the name of a key."""
         # Every known hash is compared, so that the time tells nothing about which came close.
         found = None
-        for known, caller in self._callers.items():
-            if hmac.compare_digest(known, given):
-                found = caller
-        if found is None:
-            raise Problem("unauthorized", "Send a valid key as 'Authorization: Bearer KEY'.")
+        for known, name in self._names.items():
+            if is_digest(known, digest):
+                found = name
         return found
 
 
 class InternalTokens:
-    """The tokens that workers may present; without any, internal routes are open."""
+    """The tokens that workers may present: `ONCUE_INTERNAL_TOKEN`."""
 
     def __init__(self, configured: str) -> None:
         self._tokens = [part.strip() for part in configured.split(",") if part.strip()]
-        self._digests = [_digest(token) for token in self._tokens]
+        self._digests = [digest_of(token) for token in self._tokens]
         if configured and not self._tokens:
             raise BadKeys("ONCUE_INTERNAL_TOKEN is set and has no token in it")
 
@@ -71,25 +251,48 @@ class InternalTokens:
         """The token this process sends: the first."""
         return self._tokens[0] if self._tokens else ""
 
-    def check(self, headers: Mapping[str, str]) -> None:
-        """Return if the headers carry one of the tokens.
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any."""
+        return bool(self._tokens)
 
-        Raises:
-            Problem: `unauthorized`.
-        """
-        if not self._digests:
-            return
-        given = _digest(_bearer(headers))
-        if not any(hmac.compare_digest(known, given) for known in self._digests):
-            raise Problem(
-                "unauthorized", "Send the internal token as 'Authorization: Bearer TOKEN'."
-            )
+    def knows(self, digest: str) -> bool:
+        """Tell whether this is one of them."""
+        # All are compared, so that the time says nothing about which one fits.
+        fits = [is_digest(known, digest) for known in self._digests]
+        return any(fits)
 
 
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+def routes_of_callers(app: FastAPI) -> list[str]:
+    """Return the name of every route under `/openapi`."""
+    # What is in a router that was included is not in `app.routes` itself.
+    found = iter_route_contexts(app.routes)
+    return [str(one.name) for one in found if str(one.path).startswith("/openapi/")]
 
 
-def _bearer(headers: Mapping[str, str]) -> str:
+def require_roles(app: FastAPI) -> None:
+    """Return if every route of callers has a role that it needs.
+
+    Raises:
+        RouteWithoutRole: the name of one that has none.
+    """
+    without = [name for name in routes_of_callers(app) if name not in NEEDED]
+    if without:
+        raise RouteWithoutRole(", ".join(without))
+
+
+def address_of(request: Request) -> str:
+    """Return the address of the peer; what a proxy says of others is not believed."""
+    return "" if request.client is None else request.client.host
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """Return the key that was sent, or nothing."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _fits(key: KeyRow, digest: str, now_ms: int) -> bool:
+    fits = is_digest(key.digest, digest)
+    fits_old = is_digest(key.old_digest, digest)
+    return fits or (fits_old and key.old_until is not None and now_ms < key.old_until)

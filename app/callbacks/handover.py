@@ -15,6 +15,7 @@ from app.dispatch.lock import DispatchLock
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.deliver import HandedOver, give_back, read_next_try_at, take_due
+from app.lifecycle.nodes import Node
 from app.plumbing.bus import OWED
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer
@@ -122,7 +123,7 @@ class Handover:
             if worker is None:
                 refused += ids
                 continue
-            accepted = await self._post(worker.node.url + DELIVER_PATH, batch, term)
+            accepted = await self._post(worker.node, batch, term)
             if accepted is None:
                 # It may have them: their leases decide when somebody else may try.
                 self._roster.doubt(worker_id)
@@ -137,7 +138,7 @@ class Handover:
         if refused:
             await self._database.write(write)
 
-    async def _post(self, url: str, batch: list[HandedOver], term: int) -> set[str] | None:
+    async def _post(self, node: Node, batch: list[HandedOver], term: int) -> set[str] | None:
         """Return the ids that the worker took, or None when that cannot be known."""
         request = DeliverRequest(
             term=term,
@@ -151,9 +152,12 @@ class Handover:
                 for one in batch
             ],
         )
+        url = node.url + DELIVER_PATH
         try:
             body = request.model_dump_json(by_alias=True).encode()
-            reply = await self._client.post(url, body, seconds=OFFER_SECONDS)
+            reply = await self._client.post(
+                url, body, seconds=OFFER_SECONDS, call_token=node.call_token
+            )
         except NoAnswer as error:
             log.info("handover_unanswered", url=url, error=str(error))
             return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class Target:
 
     name: str
     url: str
+    worker_id: str | None = None
+    """None for one that was given by its address."""
 
 
 def find_targets(client: Client, named: Sequence[str]) -> list[Target]:
@@ -112,23 +116,61 @@ def drain(
     """
     import httpx
 
-    began = time.monotonic()
-    headers = {"Authorization": f"Bearer {token.split(',')[0].strip()}"} if token else {}
+    sent = sent_token(token)
+    headers = {"Authorization": f"Bearer {sent}"} if sent else {}
     # Workers are asked directly: a proxy of this machine does not lead to them.
     with httpx.Client(headers=headers, timeout=REQUEST_SECONDS, trust_env=False) as http:
-        told = {target: _ask(http, target) for target in targets}
-        for draining in told.values():
-            watch(draining)
-        while wait and not all(one.is_empty for one in told.values()):
-            left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
-            if left <= 0:
-                raise StillHeld("; ".join(x.sentence() for x in told.values() if not x.is_empty))
-            time.sleep(min(LOOK_SECONDS, left))
-            for target, before in told.items():
-                if not before.is_empty and (now := _ask(http, target)) != before:
-                    told[target] = now
-                    watch(now)
+        return drain_by(partial(_ask, http), targets, wait=wait, timeout=timeout, watch=watch)
+
+
+def drain_by(
+    ask: Callable[[Target], Draining],
+    targets: Iterable[Target],
+    *,
+    wait: bool,
+    timeout: float | None,
+    watch: Callable[[Draining], None],
+) -> list[Draining]:
+    """Drain workers as `drain` does, by a way of asking each."""
+    began = time.monotonic()
+    told = {target: ask(target) for target in targets}
+    for draining in told.values():
+        watch(draining)
+    while wait and not all(one.is_empty for one in told.values()):
+        left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
+        if left <= 0:
+            raise StillHeld("; ".join(x.sentence() for x in told.values() if not x.is_empty))
+        time.sleep(min(LOOK_SECONDS, left))
+        for target, before in told.items():
+            if not before.is_empty and (now := ask(target)) != before:
+                told[target] = now
+                watch(now)
     return list(told.values())
+
+
+def sent_token(token: str | None) -> str | None:
+    """Return what a worker is sent: the first internal token, or what the key of its group is for.
+
+    A worker of a group takes no internal token: with its own key one proves the same.
+    """
+    from oncue.protocol import call_token
+
+    first = (token or "").split(",")[0].strip()
+    if first.startswith("ocw_"):
+        return call_token(hashlib.sha256(first.encode()).hexdigest())
+    return first or None
+
+
+def ask_through(client: Client) -> Callable[[Target], Draining]:
+    """Return how workers are drained by the dispatchers, with an API key and no token."""
+
+    def ask(target: Target) -> Draining:
+        if target.worker_id is None:
+            raise DrainRefused(f"{target.url}: an address needs ONCUE_INTERNAL_TOKEN")
+        told = client.drain(target.worker_id)
+        return Draining(target.name, target.url, told.active, told.unreported, told.deliveries)
+
+    return ask
 
 
 def _ask(http: httpx.Client, target: Target) -> Draining:
@@ -172,4 +214,4 @@ def _find(live: Sequence[Worker], wanted: str) -> Target:
     if len(found) > 1:
         ids = ", ".join(one.worker_id for one in found)
         raise DrainRefused(f"several workers are named {wanted!r}: name one by its id ({ids})")
-    return Target(found[0].name or wanted, found[0].url.rstrip("/"))
+    return Target(found[0].name or wanted, found[0].url.rstrip("/"), found[0].worker_id)

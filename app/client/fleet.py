@@ -90,19 +90,33 @@ def drain(
     api_key: ApiKey = None,
 ) -> None:
     """Let workers take no more runs; what runs goes on. Only a restart undoes it."""
-    from app.client.drain import DrainRefused, StillHeld, WorkerNotReached, find_targets
+    from app.client.drain import (
+        Draining,
+        DrainRefused,
+        StillHeld,
+        WorkerNotReached,
+        ask_through,
+        drain_by,
+        find_targets,
+    )
     from app.client.drain import drain as drain_workers
+
+    def watch(one: Draining) -> None:
+        if not as_json:
+            print(show.printable(one.sentence()))
 
     needs_wait(wait, timeout)
     try:
         with talking(url, api_key) as client:
-            told = drain_workers(
-                find_targets(client, workers),
-                internal_token,
-                wait=wait,
-                timeout=timeout,
-                watch=lambda one: None if as_json else print(show.printable(one.sentence())),
-            )
+            targets = find_targets(client, workers)
+            if internal_token is None and all(one.worker_id is not None for one in targets):
+                told = drain_by(
+                    ask_through(client), targets, wait=wait, timeout=timeout, watch=watch
+                )
+            else:
+                told = drain_workers(
+                    targets, internal_token, wait=wait, timeout=timeout, watch=watch
+                )
     except DrainRefused as error:
         end(SERVER_REFUSED, str(error))
     except WorkerNotReached as error:

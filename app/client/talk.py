@@ -25,6 +25,7 @@ NOT_REACHED: Final = 4
 WAIT_TIMED_OUT: Final = 5
 INTERRUPTED: Final = 130
 
+UNKNOWN_KEY: Final = 401
 ATTEMPTS: Final = 5
 """Tries of each request, about three seconds of them: somebody waits for the prompt."""
 
@@ -71,6 +72,8 @@ def talking(url: str | None, api_key: str | None) -> Iterator[Client]:
         with client:
             yield client
     except Unauthorized as error:
+        if error.status != UNKNOWN_KEY:
+            end(SERVER_REFUSED, show.refusal(error))
         end(SERVER_REFUSED, f"set ONCUE_API_KEY to a key that the server knows ({error.code})")
     except ApiError as error:
         end(SERVER_REFUSED, show.refusal(error))

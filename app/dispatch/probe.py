@@ -52,7 +52,9 @@ class Prober:
         accepted but silent is stalled.
         """
         try:
-            reply = await self._client.get(f"{node.url}/healthz", seconds=PROBE_SECONDS)
+            reply = await self._client.get(
+                f"{node.url}/healthz", seconds=PROBE_SECONDS, call_token=node.call_token
+            )
         except NoAnswer as error:
             return Probe.STALLED if error.connected else Probe.FAILED
         if isinstance(reply.body, dict) and reply.body.get("bootId") == node.boot_id:
@@ -84,6 +86,7 @@ class Prober:
                 node.url + RUN_PATH,
                 request.model_dump_json(by_alias=True).encode(),
                 seconds=PROBE_SECONDS,
+                call_token=node.call_token,
             )
         except NoAnswer as error:
             log.debug("suspect_silent", worker_id=node.worker_id, error=str(error))

@@ -164,7 +164,9 @@ class Recovery:
         )
         body = request.model_dump_json(by_alias=True).encode()
         try:
-            await self._client.post(node.url + CANCEL_PATH, body, seconds=PROBE_SECONDS)
+            await self._client.post(
+                node.url + CANCEL_PATH, body, seconds=PROBE_SECONDS, call_token=node.call_token
+            )
         except NoAnswer as error:
             log.info("overdue_not_stopped", worker_id=node.worker_id, error=str(error))
             return

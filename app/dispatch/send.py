@@ -25,6 +25,7 @@ from app.ground import Ground
 from app.lifecycle.moves.assign import Reassignment, note_running, reassign
 from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.ending import Ending
+from app.lifecycle.nodes import Node
 from app.lifecycle.states import ExecutionStatus
 from app.lifecycle.token import new_token
 from app.plumbing.bus import ENDED, LOAD, Signal
@@ -124,7 +125,7 @@ class Sender:
                     return
                 if not worker.waits:
                     await self._wait_for_their_time(runs)
-                reply = await self._post(worker.node.url + RUN_PATH, worker_id, term, runs)
+                reply = await self._post(worker.node, term, runs)
                 response = _parsed(reply, worker_id)
                 if response is not None:
                     self._roster.trust(worker_id)
@@ -156,20 +157,19 @@ class Sender:
                 self._roster.answered(worker_id, run.execution_id)
             self._metrics.in_flight.set(len(self._unanswered))
 
-    async def _post(
-        self, url: str, worker_id: str, term: int, runs: Sequence[Claimed]
-    ) -> Reply | None:
+    async def _post(self, node: Node, term: int, runs: Sequence[Claimed]) -> Reply | None:
+        url = node.url + RUN_PATH
         body = orjson.dumps(
             {
                 "protocol": PROTOCOL_VERSION,
-                "workerId": worker_id,
+                "workerId": node.worker_id,
                 "term": term,
                 "sentAt": int(self._clock.now_ms()),
                 "runs": [self._run_document(run) for run in runs],
             }
         )
         try:
-            reply = await self._client.post(url, body)
+            reply = await self._client.post(url, body, call_token=node.call_token)
         except NoAnswer as error:
             self._metrics.sends.labels("no_answer").inc()
             log.debug("send_failed", url=url, error=str(error))

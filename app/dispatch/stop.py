@@ -105,7 +105,12 @@ class Stopper:
         body = CancelRequest(term=term, execution_ids=execution_ids).model_dump_json(by_alias=True)
         url = worker.node.url + CANCEL_PATH
         try:
-            reply = await self._client.post(url, body.encode(), seconds=ANSWER_SECONDS)
+            reply = await self._client.post(
+                url,
+                body.encode(),
+                seconds=ANSWER_SECONDS,
+                call_token=worker.node.call_token,
+            )
             if reply.status != 200:
                 log.info("cancel_refused", worker_id=worker_id, status=reply.status)
                 return []

@@ -23,15 +23,25 @@ STATUS_OF: Final = {
     "bad_request": 400,
     "invalid_json": 400,
     "unauthorized": 401,
+    "forbidden": 403,
+    "tenant_disabled": 403,
+    "not_your_run": 403,
     "not_found": 404,
     "job_not_found": 404,
     "execution_not_found": 404,
     "method_not_allowed": 405,
     "callback_not_found": 404,
     "operation_not_found": 404,
+    "worker_not_found": 404,
+    "key_not_found": 404,
+    "tenant_not_found": 404,
     "request_conflict": 409,
     "operation_ended": 409,
     "too_many_operations": 409,
+    "tenant_name_taken": 409,
+    "too_many_tenants": 409,
+    "key_revoked": 409,
+    "worker_down": 409,
     "verb_not_possible": 409,
     "precondition_failed": 412,
     "precondition_required": 428,
@@ -43,21 +53,33 @@ STATUS_OF: Final = {
     "schedule_never_fires": 422,
     "params_invalid": 422,
     "too_many_streams": 429,
+    "too_many_failures": 429,
     "internal_error": 500,
     "overloaded": 503,
     "database_unavailable": 503,
     "not_ready": 503,
+    "worker_unreachable": 503,
 }
 TITLE_OF: Final = {
     "bad_request": "The request cannot be understood",
     "invalid_json": "The body is not JSON",
     "unauthorized": "A valid key is required",
+    "forbidden": "The key may not do this",
+    "tenant_disabled": "The tenant is disabled",
+    "not_your_run": "The worker is not one of this key's group",
     "not_found": "There is nothing at this address",
     "job_not_found": "There is no such job",
     "execution_not_found": "There is no such execution",
     "method_not_allowed": "This address does not take this method",
     "callback_not_found": "There is no such callback",
     "operation_not_found": "There is no such bulk operation",
+    "worker_not_found": "There is no such worker",
+    "worker_down": "The worker is DOWN",
+    "key_not_found": "There is no such key",
+    "tenant_not_found": "There is no such tenant",
+    "tenant_name_taken": "Another tenant has this name",
+    "too_many_tenants": "There are as many tenants as there may be",
+    "key_revoked": "The key was revoked",
     "operation_ended": "The bulk operation has ended",
     "too_many_operations": "Too many bulk operations go on",
     "empty_filter": "A bulk action needs a filter",
@@ -72,14 +94,17 @@ TITLE_OF: Final = {
     "schedule_never_fires": "The schedule would never fire",
     "params_invalid": "The params do not fit the handler",
     "too_many_streams": "Too many streams are open",
+    "too_many_failures": "Too many wrong keys",
     "internal_error": "An error of the platform",
     "overloaded": "Too many requests wait",
     "database_unavailable": "The database cannot be reached",
     "not_ready": "The process is not ready",
+    "worker_unreachable": "The worker cannot be reached",
 }
 _CODE_OF_STATUS: Final = {
     400: "bad_request",
     401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",
@@ -90,10 +115,13 @@ _CODE_OF_STATUS: Final = {
 class Problem(Exception):
     """An error that the caller can act on. `detail` says what to change; extras are its fields."""
 
-    def __init__(self, code: str, detail: str, **extras: Any) -> None:
+    def __init__(
+        self, code: str, detail: str, *, retry_after_seconds: int | None = None, **extras: Any
+    ) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
+        self.retry_after_seconds = retry_after_seconds
         self.extras = extras
 
     @property
@@ -117,7 +145,7 @@ def problem_response(problem: Problem, headers: dict[str, str] | None = None) ->
     """Write a problem as an HTTP answer, with Retry-After where another try may help."""
     all_headers = dict(headers or {})
     if problem.status in (429, 503):
-        all_headers.setdefault("Retry-After", str(RETRY_SECONDS))
+        all_headers.setdefault("Retry-After", str(problem.retry_after_seconds or RETRY_SECONDS))
     if problem.status == 401:
         all_headers.setdefault("WWW-Authenticate", "Bearer")
     return Response(
@@ -255,6 +283,7 @@ def problem_schema() -> dict[str, Any]:
                 "description": "of that field in the expression, from 1",
             },
             "allowed": {"type": "string", "description": "what may stand in that field"},
+            "needs": {"type": "string", "description": "the role that the key would need"},
             "jobStatus": {"type": "string", "description": "of a job whose state is in the way"},
             "possible": {
                 "type": "array",

@@ -61,6 +61,7 @@ class RequestEdge:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+        scope["request_id"] = request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         path: str = scope["path"]

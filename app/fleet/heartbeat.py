@@ -9,10 +9,11 @@ from typing import Final
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.fleet.groups import require_group
 from app.ground import Ground
 from app.lifecycle.handler_schemas import see_schemas, store_schemas
 from app.lifecycle.moves.deliver import extend_leases
-from app.lifecycle.nodes import record_beat
+from app.lifecycle.nodes import GroupKey, groups_of, record_beat
 from app.lifecycle.reads import read_now
 from app.lifecycle.running import read_unwanted
 from app.lifecycle.term import read_term
@@ -35,12 +36,13 @@ class Heartbeats:
         self._known: dict[str, tuple[object, ...]] = {}
         self._seen_schemas: dict[str, float] = {}
 
-    async def take(self, beat: Heartbeat) -> HeartbeatResponse:
+    async def take(self, beat: Heartbeat, by_key: GroupKey | None = None) -> HeartbeatResponse:
         """Write a beat and tell which of the executions it lists are to be stopped.
 
         A worker that was declared dead comes back once it holds nothing that was given away.
 
         Raises:
+            Problem: `not_your_run`, the worker is of another group than the key.
             DatabaseUnavailable: the beat is not known to be written.
         """
         sent = _checked_schemas(beat)
@@ -48,10 +50,15 @@ class Heartbeats:
         unseen = {one for one in offered if not self._has_seen(one)}
 
         async def write(connection: AsyncConnection) -> tuple[HeartbeatResponse, set[str]]:
+            if by_key is not None:
+                groups = await groups_of(connection, [beat.worker_id])
+                require_group(
+                    by_key, beat.worker_id, groups.get(beat.worker_id, by_key.worker_group)
+                )
             unwanted = await read_unwanted(
                 connection, [(one.job_id, one.execution_id) for one in beat.held]
             )
-            await record_beat(connection, self._database, beat, revive=not unwanted)
+            await record_beat(connection, self._database, beat, revive=not unwanted, by_key=by_key)
             await extend_leases(connection, self._database, beat.worker_id, beat.held_deliveries)
             await store_schemas(connection, self._database, sent)
             stored = await see_schemas(connection, self._database, unseen) if unseen else set()

@@ -10,8 +10,10 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.edge.problems import Problem, validation_problem
+from app.fleet.groups import require_group
 from app.ground import Ground
 from app.lifecycle.moves.keep_logs import Kept, NewLine, NewPart, NewProgress, keep_logs
+from app.lifecycle.nodes import GroupKey, groups_of
 from app.plumbing.bus import LOGGED
 from app.plumbing.json_text import Unencodable, plain_json
 from oncue.output import LINE_OVERHEAD_BYTES, MAX_FIELDS_BYTES, MAX_MESSAGE_BYTES
@@ -32,11 +34,11 @@ class RunLogs:
         # Far from the moment at which retention takes the job away.
         self._too_old_ms = int(ground.settings.retention_days * DAY_MS / 2)
 
-    async def take(self, body: bytes) -> LogsResponse:
+    async def take(self, body: bytes, by_key: GroupKey | None = None) -> LogsResponse:
         """Keep what a worker ships of its own executions.
 
         Raises:
-            Problem: the request cannot be read, or a line is too long.
+            Problem: the request cannot be read, a line is too long, or `not_your_run`.
             DatabaseUnavailable: the worker must ship it again.
         """
         try:
@@ -48,6 +50,9 @@ class RunLogs:
             return LogsResponse(refused=[])
 
         async def write(connection: AsyncConnection) -> Kept:
+            if by_key is not None:
+                groups = await groups_of(connection, [request.worker_id])
+                require_group(by_key, request.worker_id, groups.get(request.worker_id))
             return await keep_logs(
                 connection,
                 self._database,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
@@ -12,11 +12,13 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.edge.problems import Problem
+from app.fleet.groups import read_fence
 from app.fleet.settler import Settler, unstorable
 from app.ground import Ground
 from app.lifecycle.moves.deliver import note_tries
 from app.lifecycle.moves.ending import Ending, Settlement
 from app.lifecycle.moves.release import release_stopped
+from app.lifecycle.nodes import GroupKey
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import LOAD, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
@@ -43,6 +45,15 @@ _STATUS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """Ids of what a worker reported that was never its group's."""
+
+    endings: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    tries: list[str] = field(default_factory=list)
+
+
 class Reports:
     """Takes what workers report, and says what is stored and what is to be delivered."""
 
@@ -57,11 +68,11 @@ class Reports:
         self._metrics = ground.metrics
         self._schedule = ground.settings.callback_schedule_seconds
 
-    async def take(self, body: bytes) -> ReportsResponse:
+    async def take(self, body: bytes, by_key: GroupKey | None = None) -> ReportsResponse:
         """Store a batch of reports and acknowledge each that is stored.
 
         Raises:
-            Problem: the envelope itself cannot be read.
+            Problem: the envelope itself cannot be read, or `not_your_run`.
             DatabaseUnavailable: the worker must report again.
         """
         envelope = _envelope(body)
@@ -76,16 +87,50 @@ class Reports:
             for report in envelope.get("outcomes", [])
             if (ending := read_ending(report, deliver_by)) is not None
         ]
+        stopped = [str(one) for one in envelope.get("stopped", [])]
+        tries = _read_tries(envelope.get("tries", []))
+        foreign = _Foreign()
+        if by_key is not None:
+            endings, stopped, tries, foreign = await self._fence(
+                by_key, worker_id, endings, stopped, tries
+            )
         stored, released, tried = await asyncio.gather(
-            self._settle(endings),
-            self._release([str(one) for one in envelope.get("stopped", [])]),
-            self._note(envelope.get("tries", [])),
+            self._settle(endings), self._release(stopped), self._note(tries)
         )
         return ReportsResponse(
-            acknowledged=list(stored),
-            acknowledged_stopped=released,
-            acknowledged_tries=tried,
+            acknowledged=[*stored, *foreign.endings],
+            acknowledged_stopped=[*released, *foreign.stopped],
+            acknowledged_tries=[*tried, *foreign.tries],
             deliveries=_deliveries(list(stored.values())),
+        )
+
+    async def _fence(
+        self,
+        by_key: GroupKey,
+        worker_id: str,
+        endings: list[Ending],
+        stopped: list[str],
+        tries: list[DeliveryResult],
+    ) -> tuple[list[Ending], list[str], list[DeliveryResult], _Foreign]:
+        """Part what a group may report from what it may not.
+
+        The latter is acknowledged as a stale report is, so that nobody sends it for ever.
+        """
+        ended = [one.execution_id for one in endings]
+        tried = [one.delivery_id for one in tries]
+        fence = await read_fence(self._database, by_key, worker_id, {*ended, *stopped}, set(tried))
+        own, own_tries = set(fence.own_executions(ended)), set(fence.own_deliveries(tried))
+        own_stopped = fence.own_executions(stopped)
+        self._metrics.foreign_reports.inc(fence.dropped)
+        return (
+            [one for one in endings if one.execution_id in own],
+            own_stopped,
+            [one for one in tries if one.delivery_id in own_tries],
+            _Foreign(
+                [one for one in ended if one not in own],
+                [one for one in stopped if one not in own_stopped],
+                [one for one in tried if one not in own_tries],
+            ),
         )
 
     async def _settle(self, endings: list[Ending]) -> dict[str, Settlement]:
@@ -123,13 +168,7 @@ class Reports:
                 self._bus.publish(WAKE, wakes)
         return stopped
 
-    async def _note(self, raw: list[Any]) -> list[str]:
-        results = []
-        for one in raw:
-            try:
-                results.append(DeliveryResult.model_validate(one))
-            except ValidationError as error:
-                log.warning("bad_delivery_result", errors=error.error_count())
+    async def _note(self, results: list[DeliveryResult]) -> list[str]:
         if not results:
             return []
         results = [_storable(result) for result in results]
@@ -146,6 +185,16 @@ class Reports:
         if next_try_at is not None:
             self._bus.publish(OWED, [next_try_at])
         return [result.delivery_id for result in results]
+
+
+def _read_tries(raw: list[Any]) -> list[DeliveryResult]:
+    results = []
+    for one in raw:
+        try:
+            results.append(DeliveryResult.model_validate(one))
+        except ValidationError as error:
+            log.warning("bad_delivery_result", errors=error.error_count())
+    return results
 
 
 def read_ending(report: Any, deliver_by: str | None) -> Ending | None:

@@ -1,13 +1,11 @@
-"""The routes of workers under `/internal`; they need the internal token."""
+"""The routes of workers under `/internal`; they need the internal token, or a worker's key."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from app.access.keys import InternalTokens
+from app.access.keys import Gate
 from app.edge.problems import problem_answers, validation_problem
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.logs import RunLogs
@@ -25,12 +23,17 @@ from oncue.protocol import (
 
 
 def fleet_routes(
-    *, tokens: InternalTokens, heartbeats: Heartbeats, reports: Reports, logs: RunLogs
+    *, keys: Gate, heartbeats: Heartbeats, reports: Reports, logs: RunLogs
 ) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(tags=["internal"])
     problems = problem_answers(
-        "unauthorized", "body_too_large", "validation_failed", "database_unavailable"
+        "unauthorized",
+        "not_your_run",
+        "body_too_large",
+        "validation_failed",
+        "too_many_failures",
+        "database_unavailable",
     )
 
     @router.post(
@@ -42,12 +45,12 @@ def fleet_routes(
     )
     async def heartbeat(request: Request) -> Response:
         """Record a worker's beat; the answer comes only after its commit."""
-        tokens.check(request.headers)
+        by_key = await keys.worker(request)
         try:
             beat = Heartbeat.model_validate_json(await request.body())
         except ValidationError as error:
             raise validation_problem(list(error.errors(include_url=False))) from None
-        return _json(await heartbeats.take(beat))
+        return _json(await heartbeats.take(beat, by_key))
 
     @router.post(
         REPORTS_PATH,
@@ -58,7 +61,8 @@ def fleet_routes(
     )
     async def report(request: Request) -> Response:
         """Store outcomes and tries; what is acknowledged need not be reported again."""
-        return await take_report(tokens, reports, request.headers, await request.body())
+        by_key = await keys.worker(request)
+        return _json(await reports.take(await request.body(), by_key))
 
     @router.post(
         LOGS_PATH,
@@ -69,23 +73,10 @@ def fleet_routes(
     )
     async def ship_logs(request: Request) -> Response:
         """Keep lines and progress of the worker's own executions; a repeat changes nothing."""
-        tokens.check(request.headers)
-        return _json(await logs.take(await request.body()))
+        by_key = await keys.worker(request)
+        return _json(await logs.take(await request.body(), by_key))
 
     return router
-
-
-async def take_report(
-    tokens: InternalTokens, reports: Reports, headers: Mapping[str, str], body: bytes
-) -> Response:
-    """Answer `POST /internal/reports`.
-
-    Raises:
-        Problem: no valid token, or an envelope that cannot be read.
-        DatabaseUnavailable: the worker must report again.
-    """
-    tokens.check(headers)
-    return _json(await reports.take(body))
 
 
 def _body_of(schema: str) -> dict[str, object]:

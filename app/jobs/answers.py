@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
 from app.edge.paging import MAX_LIMIT
 from app.edge.problems import Problem
@@ -38,13 +37,13 @@ def body_of(schema: str, *, required: bool = True) -> dict[str, Any]:
     }
 
 
-def require_json(headers: Mapping[str, str]) -> None:
+def require_json(request: Request) -> None:
     """Refuse a body that is not JSON by its type.
 
     Raises:
         Problem: `unsupported_media_type`.
     """
-    media_type = headers.get("content-type", "application/json").split(";")[0].strip()
+    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
     if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
         raise Problem("unsupported_media_type", "Send the body as application/json.")
 

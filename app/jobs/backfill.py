@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, validation_problem
 from app.ground import Ground
@@ -73,7 +73,15 @@ async def backfill(ground: Ground, caller: Caller, job_id: int, body: bytes) -> 
             "createdAt": None,
             "endedAt": None,
         }
-    new = NewBackfill(job_id, new_token(), from_ms, until, request.max_concurrent)
+    new = NewBackfill(
+        job_id,
+        new_token(),
+        from_ms,
+        until,
+        request.max_concurrent,
+        tenant_id=caller.tenant_id,
+        deed=caller.doing("job.backfill"),
+    )
     row = await database.write(lambda connection: insert_backfill(connection, database, new))
     ground.bus.publish(FIRE, [])
     return backfill_view(row) | counted

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import structlog
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.problems import STATUS_OF, Problem, invalid
 from app.jobs.submit import Checked, Submitter, parse_object
 from app.lifecycle.moves.submit import Entered

@@ -13,7 +13,7 @@ import uuid_utils
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, invalid, validation_problem
 from app.ground import Ground
@@ -127,6 +127,7 @@ class BulkDesk:
             finished_from=scope.wanted.finished_from or 0,
             matched=matched,
             matched_is_minimum=minimum,
+            deed=caller.doing(f"bulk.{request.action}"),
         )
         return await self._store(new)
 
@@ -165,7 +166,11 @@ class BulkDesk:
         found = await self._find(caller, operation_id)
         ended = await self._database.write(
             lambda connection: end_operation(
-                connection, self._database, found.key, OperationStatus.CANCELLED
+                connection,
+                self._database,
+                found.key,
+                OperationStatus.CANCELLED,
+                of=(found, caller.doing("bulk.cancelOperation")),
             )
         )
         if ended:

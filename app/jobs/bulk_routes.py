@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT
 from app.edge.problems import problem_answers
 from app.jobs.answers import Cursor, Limit, body_of, json_answer, require_json
@@ -14,12 +15,12 @@ from app.jobs.bulk_schemas import BulkCount, BulkOperation, BulkOperationList
 OperationId = Annotated[str, Path(min_length=1, max_length=64, alias="operationId")]
 
 
-def bulk_routes(*, keys: ApiKeys, desk: BulkDesk) -> APIRouter:
+def bulk_routes(*, keys: Gate, desk: BulkDesk) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["bulk"])
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 
@@ -51,8 +52,8 @@ def bulk_routes(*, keys: ApiKeys, desk: BulkDesk) -> APIRouter:
         Jobs whose state does not allow the action do not match; those made later are not touched.
         An empty filter is refused. One `clientRequestId` is one operation.
         """
-        caller = keys.caller(request.headers)
-        require_json(request.headers)
+        caller = await keys.caller(request)
+        require_json(request)
         asked = await desk.ask(caller, await request.body())
         location = (
             {}

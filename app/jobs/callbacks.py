@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem
 from app.ground import Ground
@@ -50,7 +50,11 @@ async def deliver_again(ground: Ground, caller: Caller, delivery_id: str) -> dic
     """
     row = await ground.database.write(
         lambda connection: redeliver(
-            connection, ground.database, delivery_id, tenant_id=caller.tenant_id
+            connection,
+            ground.database,
+            delivery_id,
+            tenant_id=caller.tenant_id,
+            deed=caller.doing("callback.redeliver"),
         )
     )
     if row is None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
@@ -88,7 +88,7 @@ class Changes:
         return await self._look(caller, job_id)
 
     async def _cancel(self, caller: Caller, job_id: int) -> None:
-        asked = _asked(caller, job_id)
+        asked = _asked(caller, job_id, "cancel")
         changed = await self._write(
             "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
         )
@@ -102,7 +102,7 @@ class Changes:
         Raises:
             Problem: `invalid_json`, `validation_failed`, `job_not_found` or `verb_not_possible`.
         """
-        asked = _asked(caller, job_id)
+        asked = _asked(caller, job_id, verb)
         missed = _missed(parse_object(body)) if body.strip() else None
 
         async def resume(connection: AsyncConnection, job: RowMapping) -> Changed:
@@ -128,7 +128,7 @@ class Changes:
         Raises:
             Problem: `job_not_found` or `verb_not_possible`.
         """
-        asked = _asked(caller, job_id)
+        asked = _asked(caller, job_id, "retry")
         changed = await self._write(
             "retry", asked, lambda connection: reopen_job(connection, self._database, asked)
         )
@@ -147,7 +147,7 @@ class Changes:
         revisions = None if if_match is None else _revisions(if_match)
         sent = parse_object(body) if body.strip() else {}
         request = _trigger_request(sent)
-        asked = _asked(caller, job_id)
+        asked = _asked(caller, job_id, "trigger")
         other = None
         if "params" in request.model_fields_set:
             other = OtherParams(params_text(request.params))
@@ -157,7 +157,7 @@ class Changes:
         outcome = Outcome()
 
         async def trigger(connection: AsyncConnection, job: RowMapping) -> Changed:
-            await self._schedules.trigger(connection, job, manual, outcome)
+            await self._schedules.trigger(connection, job, asked, manual, outcome)
             return Changed(job["queue_id"], job["priority"])
 
         async def work(connection: AsyncConnection) -> Answer:
@@ -210,7 +210,7 @@ class Changes:
         revisions = _revisions(if_match)
         request = _request(parse_object(body))
         values = _new_values(request)
-        asked = _asked(caller, job_id)
+        asked = _asked(caller, job_id, "change")
         if values.new_params:
             await self._check_params(asked, request.params, values.params)
         outcome = Outcome()
@@ -268,8 +268,8 @@ class Changes:
         return job_view(await find_job(self._database, caller, job_id))
 
 
-def _asked(caller: Caller, job_id: int) -> Asked:
-    return Asked(job_id, caller.tenant_id, new_token())
+def _asked(caller: Caller, job_id: int, verb: str) -> Asked:
+    return Asked(job_id, caller.tenant_id, new_token(), caller.doing(f"job.{verb}"))
 
 
 def _problem(

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.problems import problem_answers
 from app.ground import Ground
 from app.jobs.answers import JobId, body_of, job_headers, json_answer, require_json
@@ -16,7 +17,7 @@ from app.jobs.schemas import Backfill, Callback, Job
 DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
 
 
-def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRouter:
+def change_routes(*, ground: Ground, keys: Gate, changes: Changes) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["jobs"])
     problems = problem_answers(
@@ -27,8 +28,8 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         202: {"description": "Stored: the fires that have no job yet will run"},
     }
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 
@@ -73,7 +74,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         """
         body = await request.body()
         if body:
-            require_json(request.headers)
+            require_json(request)
         return _job(await changes.hold(caller, job_id, "resume", body))
 
     @router.post(
@@ -107,7 +108,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         """
         body = await request.body()
         if body:
-            require_json(request.headers)
+            require_json(request)
         return _job(await changes.trigger(caller, job_id, body, if_match))
 
     @router.post(
@@ -141,7 +142,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
         ] = None,
     ) -> Response:
         """Change a job that is WAITING or PAUSED and still has the revision in `If-Match`."""
-        require_json(request.headers)
+        require_json(request)
         return _job(await changes.revise(caller, job_id, await request.body(), if_match))
 
     @router.post(
@@ -156,7 +157,7 @@ def change_routes(*, ground: Ground, keys: ApiKeys, changes: Changes) -> APIRout
     )
     async def backfill_jobs(request: Request, job_id: JobId, caller: Identified) -> Response:
         """Run the fires of a range in the past that have no job, at most some at a time."""
-        require_json(request.headers)
+        require_json(request)
         answer = await backfill(ground, caller, job_id, await request.body())
         return json_answer(answer, 200 if answer["backfillId"] is None else 202)
 

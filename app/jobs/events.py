@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.problems import Problem, invalid
 from app.edge.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, finished, news_or_silence, sse_event
 from app.jobs.look import find_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.dispatch.standing import Standing, read_standings
 from app.ground import Ground
 from app.jobs.look import no_such_job

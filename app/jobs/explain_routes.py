@@ -4,19 +4,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.problems import problem_answers
 from app.jobs.answers import JobId, json_answer
 from app.jobs.explain import Explainer
 from app.jobs.schemas import Explanation
 
 
-def explain_routes(*, keys: ApiKeys, explainer: Explainer) -> APIRouter:
+def explain_routes(*, keys: Gate, explainer: Explainer) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["jobs"])
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 

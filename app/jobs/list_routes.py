@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT
 from app.edge.problems import problem_answers
 from app.jobs.answers import Cursor, JobId, Limit, LongCursor, json_answer
@@ -15,12 +16,12 @@ from app.jobs.schemas import BackfillList, CallbackList, JobList, SkippedList, S
 from app.plumbing.database import Database
 
 
-def list_routes(*, database: Database, keys: ApiKeys) -> APIRouter:
+def list_routes(*, database: Database, keys: Gate) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["jobs"])
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.paging import (
     decode_cursor,
     decode_end,
@@ -135,10 +135,10 @@ def filter_of(query: Mapping[str, list[str]]) -> JobFilter:
         name_prefix=given.get("namePrefix"),
         label=_label(given.get("label")),
         client_request_id=given.get("clientRequestId"),
-        created_from=_moment(query, "createdFrom"),
-        created_to=_moment(query, "createdTo"),
-        finished_from=_moment(query, "finishedFrom"),
-        finished_to=_moment(query, "finishedTo"),
+        created_from=moment_in(query, "createdFrom"),
+        created_to=moment_in(query, "createdTo"),
+        finished_from=moment_in(query, "finishedFrom"),
+        finished_to=moment_in(query, "finishedTo"),
     )
 
 
@@ -161,7 +161,12 @@ def _label(text: str | None) -> tuple[str, str] | None:
     return name, value
 
 
-def _moment(query: Mapping[str, list[str]], name: str) -> int | None:
+def moment_in(query: Mapping[str, list[str]], name: str) -> int | None:
+    """Read a time of a query, epoch ms, if it is there.
+
+    Raises:
+        Problem: `validation_failed`.
+    """
     if name not in query:
         return None
     # In a URL a plus sign that was not escaped arrives as a space.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, invalid
 from app.edge.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, finished, news_or_silence, sse_event

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.access.keys import Caller
+from app.access.caller import Caller
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem
 from app.jobs.views import execution_view, job_view

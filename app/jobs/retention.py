@@ -9,6 +9,7 @@ import structlog
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
+from app.lifecycle.audit import prune_audit
 from app.lifecycle.handler_schemas import prune_schemas
 from app.lifecycle.moves.prune import Pruned, prune_batch, prune_skips
 from app.plumbing.database import DatabaseUnavailable
@@ -34,6 +35,7 @@ class Retention:
         self._lock = lock
         self._metrics = ground.metrics
         self._retention_ms = int(ground.settings.retention_days * DAY_MS)
+        self._audit_ms = int(ground.settings.audit_retention_days * DAY_MS)
         self._loop = Loop("retention", self._step, expected=(DatabaseUnavailable,))
 
     def start(self) -> None:
@@ -72,12 +74,27 @@ class Retention:
                 return deleted
             await asyncio.sleep(BETWEEN_BATCHES_SECONDS)
 
+    async def prune_audit(self, now_ms: int) -> int:
+        """Delete the entries of the audit log that are too old, and return how many."""
+        deleted = 0
+        while True:
+            batch = await self._database.write(
+                lambda connection: prune_audit(
+                    connection, before_ms=now_ms - self._audit_ms, limit=BATCH_LIMIT
+                )
+            )
+            deleted += batch
+            if batch < BATCH_LIMIT:
+                return deleted
+            await asyncio.sleep(BETWEEN_BATCHES_SECONDS)
+
     async def _step(self) -> None:
         if self._lock.term is None:
             await asyncio.sleep(1)
             return
         now = await self._database.now()
         await self.prune_ledger(now)
+        await self.prune_audit(now)
         deleted = await self.run_pass(now)
         await self._database.write(lambda connection: prune_schemas(connection, self._database))
         if deleted:

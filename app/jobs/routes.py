@@ -4,11 +4,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
 from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
-from app.jobs.accept import accept
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
 from app.jobs.batch import submit_batch
 from app.jobs.look import list_executions, look_at_job
@@ -27,7 +27,7 @@ def job_routes(
     *,
     settings: Settings,
     database: Database,
-    keys: ApiKeys,
+    keys: Gate,
     submitter: Submitter,
     waiters: Waiters,
     fleet: LiveFleet,
@@ -35,8 +35,8 @@ def job_routes(
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi")
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 
@@ -85,7 +85,17 @@ def job_routes(
         One `clientRequestId` is one job: the same body again returns the same job (200), another
         body is refused (409) with the names of the fields that differ.
         """
-        return await accept(keys, submitter, request.headers, await request.body())
+        caller = await keys.caller(request)
+        require_json(request)
+        submitted = await submitter.submit(caller, await request.body())
+        return json_answer(
+            submitted.job,
+            202 if submitted.created else 200,
+            {
+                "Location": f"/openapi/jobs/{submitted.job['jobId']}",
+                **job_headers(submitted.job),
+            },
+        )
 
     @router.post(
         "/jobs/batch",
@@ -107,8 +117,8 @@ def job_routes(
         An item is what `POST /openapi/jobs` would have answered: the job, or a problem. What was
         refused or is unclear (503) may be sent again, alone or with the whole batch.
         """
-        caller = keys.caller(request.headers)
-        require_json(request.headers)
+        caller = await keys.caller(request)
+        require_json(request)
         return json_answer(await submit_batch(submitter, caller, await request.body()))
 
     @router.get(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import structlog
@@ -25,6 +25,7 @@ from app.jobs.schedule_fields import (
     too_short,
 )
 from app.jobs.schemas import ChangeJob
+from app.lifecycle.audit import job_target, record_deed
 from app.lifecycle.moves.fire import (
     Fired,
     child_row,
@@ -205,7 +206,9 @@ class ScheduleVerbs:
             except Problem:
                 # Its zone is gone: what it missed cannot be told, and must not forbid the cure.
                 log.warning("missed_fires_unknown", job_id=job["id"], timezone=row["timezone"])
-            await move_job(connection, job, asked, JobStatus.PAUSED, changes)
+            # The caller's own change follows, and is what goes on record.
+            silently = replace(asked, deed=None)
+            await move_job(connection, job, silently, JobStatus.PAUSED, changes)
         elif row["next_trigger_time"] is None or row["next_trigger_time"] > job["now_ms"] + spread:
             return job
         else:
@@ -219,11 +222,16 @@ class ScheduleVerbs:
                 ahead_ms=spread,
             )
             outcome.fired.append(done.fired)
-        again = Asked(asked.job_id, asked.tenant_id, new_token())
+        again = replace(asked, token=new_token())
         return await lock_job(connection, self._database, again, "change")
 
     async def trigger(
-        self, connection: AsyncConnection, job: RowMapping, manual: ManualFire, outcome: Outcome
+        self,
+        connection: AsyncConnection,
+        job: RowMapping,
+        asked: Asked,
+        manual: ManualFire,
+        outcome: Outcome,
     ) -> None:
         """Spawn a run now, whatever else goes on; a repeat with its clientRequestId is that run.
 
@@ -256,6 +264,15 @@ class ScheduleVerbs:
                 raise RuntimeError("a manual fire was neither inserted nor there before")
             return
         outcome.child_id, outcome.is_new, outcome.claimable = born.ids[0], True, born.claimable
+        if asked.deed is not None:
+            await record_deed(
+                connection,
+                asked.deed,
+                job_target(job["id"]),
+                tenant_id=job["tenant_id"],
+                now_ms=job["now_ms"],
+                new={"childJobId": outcome.child_id},
+            )
 
     async def _is_repeat(
         self, connection: AsyncConnection, job: RowMapping, manual: ManualFire, outcome: Outcome

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.problems import problem_answers
 from app.edge.sse import EventStream, sse_content, wants_stream
 from app.jobs.answers import Cursor, JobId, Limit, json_answer
@@ -22,12 +23,12 @@ LastEventId = Annotated[
 ]
 
 
-def stream_routes(*, database: Database, keys: ApiKeys, streams: Streams) -> APIRouter:
+def stream_routes(*, database: Database, keys: Gate, streams: Streams) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["jobs"])
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     Identified = Annotated[Caller, Depends(identify)]  # noqa: N806 - a type
 

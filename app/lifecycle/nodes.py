@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
-from sqlalchemy import RowMapping, bindparam, text
+from sqlalchemy import RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.plumbing.database import Database
-from oncue.protocol import Heartbeat, WorkerState
+from oncue.protocol import Heartbeat, WorkerState, call_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,29 @@ class Node:
     last_heartbeat: int
 
     handler_names: frozenset[str]
+    worker_group: str | None = None
+    """The group of the key by which it beats; None for the internal token."""
+    key_digest: str | None = field(default=None, repr=False)
+    """The SHA-256 of that key."""
+
+    @property
+    def call_token(self) -> str | None:
+        """What calls to it carry; None: the internal token, which no other worker may learn."""
+        return None if self.key_digest is None else call_token(self.key_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """By which key of which group a worker beats."""
+
+    worker_group: str
+    digest: str = field(repr=False)
 
 
 _COLUMNS: Final = (
     "id, name, boot_id, url, version, state, handlers, labels, capacity, weight, delivers, "
-    "load_seq, active, queued, avg_cost_ms, cpu_idle_percent, held, beats, last_heartbeat"
+    "load_seq, active, queued, avg_cost_ms, cpu_idle_percent, held, beats, last_heartbeat, "
+    "worker_group, key_digest"
 )
 _VALUES: Final = (
     ":id, :name, :boot_id, :url, :version, :state, :handlers, :labels, :capacity, :weight, "
@@ -67,10 +85,11 @@ _CHANGING: Final = (
 )
 
 
-def _upsert(database: Database, *, revive: bool) -> str:
+def _upsert(database: Database, *, revive: bool, by_key: bool) -> str:
     """A worker that was declared DOWN stays so while it holds runs that were given away."""
+    changing = (*_CHANGING, "key_digest") if by_key else _CHANGING
     new = "excluded.{0}" if database.is_sqlite else "VALUES({0})"
-    changes = ", ".join(f"{name} = {new.format(name)}" for name in _CHANGING)
+    changes = ", ".join(f"{name} = {new.format(name)}" for name in changing)
     state = new.format("state")
     if not revive:
         down = f"'{WorkerState.DOWN}'"
@@ -78,17 +97,22 @@ def _upsert(database: Database, *, revive: bool) -> str:
     head = "ON CONFLICT (id) DO UPDATE SET" if database.is_sqlite else "ON DUPLICATE KEY UPDATE"
     return (
         f"INSERT INTO worker_node ({_COLUMNS}, first_heartbeat) "
-        f"VALUES ({_VALUES}, 1, {database.now_ms}, {database.now_ms}) "
+        f"VALUES ({_VALUES}, 1, {database.now_ms}, :worker_group, :key_digest, {database.now_ms}) "
         f"{head} {changes}, state = {state}, beats = worker_node.beats + 1"
     )
 
 
 async def record_beat(
-    connection: AsyncConnection, database: Database, beat: Heartbeat, *, revive: bool
+    connection: AsyncConnection,
+    database: Database,
+    beat: Heartbeat,
+    *,
+    revive: bool,
+    by_key: GroupKey | None = None,
 ) -> None:
     """Write what a worker says of itself, at the database's time."""
     await connection.execute(
-        text(_upsert(database, revive=revive)),
+        text(_upsert(database, revive=revive, by_key=by_key is not None)),
         {
             "id": beat.worker_id,
             "name": beat.name,
@@ -109,8 +133,57 @@ async def record_beat(
             "avg_cost_ms": beat.avg_cost_ms,
             "cpu_idle_percent": beat.cpu_idle_percent,
             "held": orjson.dumps([one.execution_id for one in beat.held]).decode(),
+            "worker_group": None if by_key is None else by_key.worker_group,
+            "key_digest": None if by_key is None else by_key.digest,
         },
     )
+
+
+_GROUP_OF: Final = text("SELECT id, worker_group FROM worker_node WHERE id IN :ids").bindparams(
+    bindparam("ids", expanding=True)
+)
+
+
+async def groups_of(
+    connection: AsyncConnection, worker_ids: Sequence[str]
+) -> dict[str, str | None]:
+    """Return the group of each of these workers that is known."""
+    rows = await connection.execute(_GROUP_OF, {"ids": sorted(worker_ids)})
+    return {row.id: row.worker_group for row in rows}
+
+
+_SENT_TO: Final = text(
+    "SELECT l.execution_id FROM job_log AS l JOIN worker_node AS n ON n.id = l.worker_id "
+    "WHERE l.execution_id IN :ids AND n.worker_group = :of_group"
+).bindparams(bindparam("ids", expanding=True))
+_OWED_BY: Final = text(
+    "SELECT c.delivery_id FROM callback_delivery AS c "
+    "JOIN worker_node AS n ON n.id = c.owner_worker_id "
+    "WHERE c.delivery_id IN :ids AND n.worker_group = :of_group"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def executions_of_group(
+    connection: AsyncConnection, execution_ids: Sequence[str], worker_group: str
+) -> set[str]:
+    """Return those of the executions that were sent to a worker of the group."""
+    return await _of_group(connection, _SENT_TO, execution_ids, worker_group)
+
+
+async def deliveries_of_group(
+    connection: AsyncConnection, delivery_ids: Sequence[str], worker_group: str
+) -> set[str]:
+    """Return those of the deliveries that a worker of the group has in hand."""
+    return await _of_group(connection, _OWED_BY, delivery_ids, worker_group)
+
+
+async def _of_group(
+    connection: AsyncConnection, statement: TextClause, ids: Sequence[str], worker_group: str
+) -> set[str]:
+    if not ids:
+        return set()
+    rows = await connection.execute(statement, {"ids": sorted(ids), "of_group": worker_group})
+    return {row[0] for row in rows}
 
 
 async def read_nodes(
@@ -157,6 +230,8 @@ def _node(row: RowMapping) -> Node:
         held=frozenset(orjson.loads(row["held"])),
         beats=row["beats"],
         last_heartbeat=row["last_heartbeat"],
+        worker_group=row["worker_group"],
+        key_digest=row["key_digest"],
     )
 
 
@@ -170,6 +245,18 @@ async def mark_down(connection: AsyncConnection, worker_id: str, *, last_heartbe
         {"id": worker_id, "seen": last_heartbeat},
     )
     return bool(done.rowcount)
+
+
+async def mark_draining(connection: AsyncConnection, worker_id: str) -> bool:
+    """Deal nothing more to a worker that is UP, until it says otherwise; tell whether it was."""
+    done = await connection.execute(
+        text(
+            f"UPDATE worker_node SET state = '{WorkerState.DRAINING}' "
+            f"WHERE id = :id AND state = '{WorkerState.UP}'"
+        ),
+        {"id": worker_id},
+    )
+    return done.rowcount == 1
 
 
 _FORGET: Final = text(

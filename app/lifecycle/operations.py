@@ -11,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.audit import Deed, record_deed
 from app.lifecycle.reads import read_now
 from app.plumbing.database import Database
 
@@ -115,6 +116,7 @@ class NewOperation:
     finished_from: int
     matched: int
     matched_is_minimum: bool
+    deed: Deed | None = None
 
 
 class TooManyOpen(Exception):
@@ -176,6 +178,15 @@ async def insert_operation(
     stored = await _own_or_earlier(connection, new)
     if stored is None:
         raise RuntimeError("an operation that was inserted is not there")
+    if new.deed is not None and stored.operation_id == new.operation_id:
+        await record_deed(
+            connection,
+            new.deed,
+            f"bulk:{stored.operation_id}",
+            tenant_id=stored.tenant_id,
+            now_ms=stored.created_at,
+            new={"action": stored.action, "filter": stored.filter, "matched": stored.matched},
+        )
     return stored
 
 
@@ -251,6 +262,8 @@ async def end_operation(
     key: int,
     status: OperationStatus,
     error: tuple[str, str] | None = None,
+    *,
+    of: tuple[Operation, Deed] | None = None,
 ) -> bool:
     """End an operation that is open; tell whether it was. What has been changed stays so."""
     now = await read_now(connection, database)
@@ -268,6 +281,17 @@ async def end_operation(
             "id": key,
         },
     )
+    if of is not None and done.rowcount == 1:
+        operation, deed = of
+        await record_deed(
+            connection,
+            deed,
+            f"bulk:{operation.operation_id}",
+            tenant_id=operation.tenant_id,
+            now_ms=now,
+            old={"status": operation.status.name},
+            new={"status": status.name},
+        )
     return done.rowcount == 1
 
 

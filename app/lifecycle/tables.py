@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 6
+SCHEMA_REVISION: Final = 7
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -251,6 +251,12 @@ worker_node = Table(
     Column("beats", BigInteger, nullable=False),
     Column("first_heartbeat", BigInteger, nullable=False),
     Column("last_heartbeat", BigInteger, nullable=False),
+    Column(
+        "worker_group",
+        String(64),
+        comment="of the key by which it beats; NULL: the internal token",
+    ),
+    Column("key_digest", String(64), comment="of the key it beats with"),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
@@ -384,6 +390,64 @@ schedule_backfill = Table(
     UniqueConstraint("token"),
     Index("ix_schedule_backfill_open", "status", "id"),
     Index("ix_schedule_backfill_of", "schedule_id", "id"),
+    **_OPTIONS,
+)
+
+tenant = Table(
+    "tenant",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(64), nullable=False),
+    Column("token", String(32), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("disabled_at", BigInteger),
+    UniqueConstraint("name"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+
+api_key = Table(
+    "api_key",
+    metadata,
+    _key(),
+    Column("prefix", String(16), nullable=False, comment="shown and searched"),
+    Column("kind", String(8), nullable=False, comment="caller, worker"),
+    Column("tenant_id", Integer, nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("roles", String(64), nullable=False, comment="a comma list"),
+    Column("worker_group", String(64)),
+    Column("digest", String(64), nullable=False, comment="SHA-256"),
+    Column("old_digest", String(64)),
+    Column("old_until", BigInteger, comment="the old one works so long"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", String(128), nullable=False),
+    Column("rotated_at", BigInteger),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
+    Column("last_used_at", BigInteger),
+    UniqueConstraint("prefix"),
+    Index("ix_api_key_tenant_id_id", "tenant_id", "id"),
+    Index("ix_api_key_kind", "kind"),
+    **_OPTIONS,
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    _key(),
+    Column("at", BigInteger, nullable=False),
+    Column("tenant_id", Integer, nullable=False, comment="whose thing was changed"),
+    Column("actor", String(128), nullable=False, comment="the key's name"),
+    Column("actor_key_id", BigInteger),
+    Column("actor_tenant_id", Integer, nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("target", String(160), nullable=False, comment="kind:id"),
+    Column("old_values", Text, comment="JSON, of what changed"),
+    Column("new_values", Text, comment="JSON, of what changed"),
+    Column("address", String(64), nullable=False),
+    Column("request_id", String(128), nullable=False),
+    Index("ix_audit_log_at_id", "at", "id"),
+    Index("ix_audit_log_tenant_id_at_id", "tenant_id", "at", "id"),
+    Index("ix_audit_log_target_at_id", "target", "at", "id"),
     **_OPTIONS,
 )
 

@@ -39,33 +39,46 @@ class InternalClient:
     def __init__(
         self, token: str, open_session: Callable[[], aiohttp.ClientSession] | None = None
     ) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = _bearer(token) if token else {}
         self._open_session = open_session or _open_session
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: str, body: bytes, *, seconds: float = ANSWER_SECONDS) -> Reply:
-        """POST a JSON body.
+    async def post(
+        self,
+        url: str,
+        body: bytes,
+        *,
+        seconds: float = ANSWER_SECONDS,
+        call_token: str | None = None,
+    ) -> Reply:
+        """POST a JSON body, with `call_token` in place of the internal token if it is given.
 
         Raises:
             NoAnswer: nothing that is an HTTP answer came back.
         """
-        return await self._call("POST", url, body, seconds)
+        return await self._call("POST", url, body, seconds, call_token)
 
-    async def get(self, url: str, *, seconds: float = ANSWER_SECONDS) -> Reply:
-        """GET a JSON document.
+    async def get(
+        self, url: str, *, seconds: float = ANSWER_SECONDS, call_token: str | None = None
+    ) -> Reply:
+        """GET a JSON document, with `call_token` in place of the internal token if it is given.
 
         Raises:
             NoAnswer: nothing that is an HTTP answer came back.
         """
-        return await self._call("GET", url, None, seconds)
+        return await self._call("GET", url, None, seconds, call_token)
 
     async def close(self) -> None:
         """Close every connection."""
         if self._session is not None:
             await self._session.close()
 
-    async def _call(self, method: str, url: str, body: bytes | None, seconds: float) -> Reply:
-        headers = self._headers if body is None else self._headers | _JSON
+    async def _call(
+        self, method: str, url: str, body: bytes | None, seconds: float, call_token: str | None
+    ) -> Reply:
+        headers = self._headers if call_token is None else _bearer(call_token)
+        if body is not None:
+            headers = headers | _JSON
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         try:
             async with self._open().request(
@@ -102,6 +115,10 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if len(content) > MAX_ANSWER_BYTES:
             raise aiohttp.ClientPayloadError("the answer is too long")
     return bytes(content)
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
 
 
 _JSON: Final = {"Content-Type": "application/json"}

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from app.access.keys import ApiKeys, Caller
+from app.access.caller import Caller
+from app.access.keys import Gate
 from app.edge.problems import Problem, problem_answers
 from app.plumbing.times import epoch_ms, rfc3339
 from app.schedules.cron import ClockChange, DstFold, DstGap
@@ -100,12 +101,12 @@ class CronPreview(_Wire):
     next_clock_change: ClockChangeAhead | None
 
 
-def schedule_routes(*, keys: ApiKeys) -> APIRouter:
+def schedule_routes(*, keys: Gate) -> APIRouter:
     """Return the routes, bound to the parts that serve them."""
     router = APIRouter(prefix="/openapi", tags=["schedules"])
 
-    def identify(request: Request) -> Caller:
-        return keys.caller(request.headers)
+    async def identify(request: Request) -> Caller:
+        return await keys.caller(request)
 
     # Not a coroutine: a zone seen for the first time takes some milliseconds of work.
     @router.get(

@@ -31,38 +31,76 @@ def subject(engine: Engine, new_platform: NewPlatform) -> Keyed:
 def test_the_services_answer_as_their_documents_say(
     subject: Keyed, tools: Path, tmp_path: Path
 ) -> None:
-    def fuzz(document: str, url: str, *selection: str) -> None:
+    ids = known_ids(subject)
+    before = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
+    fuzz = Fuzzer(subject, tools, tmp_path, ids)
+    # What workers are sent comes before what makes the only one refuse everything.
+    drain = "/openapi/workers/{workerId}/drain"
+    fuzz.run("worker.json", subject.worker_url, "--exclude-path", "/drain")
+    fuzz.run("dispatcher.json", subject.url, "--exclude-path", drain)
+    fuzz.run("dispatcher.json", subject.url, "--include-path", drain)
+    fuzz.run("worker.json", subject.worker_url, "--include-path", "/drain")
+
+    after = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
+    assert after != before, "no verb ever met a job that exists"
+    fuzz.look_for_faults()
+
+
+@pytest.mark.timeout(300)
+def test_an_open_dispatcher_answers_as_its_document_says(
+    sqlite_engine: Engine, new_platform: NewPlatform, tools: Path, tmp_path: Path
+) -> None:
+    environment = {"ONCUE_LONG_POLL_SECONDS": "1"}
+    subject = Keyed(new_platform(sqlite_engine, environment=environment).start(), "")
+    fuzz = Fuzzer(subject, tools, tmp_path, known_ids(subject))
+    # The first key would close it. Every limit is tried at the closed one: few draws are enough.
+    fuzz.run(
+        *("dispatcher.json", subject.url, "--exclude-operation-id", "create_key"),
+        *("--include-path-regex", "^/openapi/", "--phases", "fuzzing", "--max-examples", "4"),
+        # The document says that a key is needed: here it is not.
+        *("--exclude-checks", "ignored_auth,negative_data_rejection"),
+    )
+    assert subject.platform.http.get("/openapi/jobs").status_code == 200
+    fuzz.look_for_faults()
+
+
+class Fuzzer:
+    """Sends a running platform whatever its documents allow, and more."""
+
+    def __init__(
+        self, subject: Keyed, tools: Path, directory: Path, ids: dict[str, list[Any]]
+    ) -> None:
+        self._subject = subject
+        self._tools = tools
+        self._directory = directory
+        self._environment = tool_environment(
+            tools,
+            PYTHONPATH=str(PROGRAMS),
+            SCHEMATHESIS_HOOKS="fuzz_hooks",
+            CONTRACT_API_KEY=subject.api_key,
+            CONTRACT_INTERNAL_TOKEN=subject.platform.internal_token,
+            CONTRACT_IDS=json.dumps(ids),
+        )
+
+    def run(self, document: str, url: str, *selection: str) -> None:
+        """Try the selected operations; fails at an answer that the document does not know."""
         told = run_tool(
-            tools / "schemathesis",
+            self._tools / "schemathesis",
             *("--config-file", CONFIG, "run", DOCUMENTS / document),
             *("--url", url, *selection),
-            environment=environment,
-            directory=tmp_path,
+            environment=self._environment,
+            directory=self._directory,
             timeout=250,
         )
         assert not re.search(r"\b0 generated", told), told
 
-    ids = known_ids(subject)
-    before = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
-    environment = tool_environment(
-        tools,
-        PYTHONPATH=str(PROGRAMS),
-        SCHEMATHESIS_HOOKS="fuzz_hooks",
-        CONTRACT_API_KEY=subject.api_key,
-        CONTRACT_INTERNAL_TOKEN=subject.platform.internal_token,
-        CONTRACT_IDS=json.dumps(ids),
-    )
-    # What workers are sent comes before what makes the only one refuse everything.
-    fuzz("worker.json", subject.worker_url, "--exclude-path", "/drain")
-    fuzz("dispatcher.json", subject.url)
-    fuzz("worker.json", subject.worker_url, "--include-path", "/drain")
-
-    after = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
-    assert after != before, "no verb ever met a job that exists"
-    for name, service in subject.platform.services.items():
-        faults = [line for line in service.child.log.read_text().splitlines() if is_fault(line)]
-        assert not faults, f"{name} logged errors: {faults[:3]}"
-        assert service.child.running
+    def look_for_faults(self) -> None:
+        """Fail if a service has ended, or logged an error that no answer may have shown."""
+        for name, service in self._subject.platform.services.items():
+            lines = service.child.log.read_text().splitlines()
+            faults = [line for line in lines if is_fault(line)]
+            assert not faults, f"{name} logged errors: {faults[:3]}"
+            assert service.child.running
 
 
 def is_fault(line: str) -> bool:
@@ -100,6 +138,8 @@ def known_ids(subject: Keyed) -> dict[str, list[Any]]:
         "jobId": list(jobs.values()),
         "deliveryId": [delivery["deliveryId"]],
         "executionId": [one["executionId"] for one in executions],
+        "workerId": [one["workerId"] for one in platform.get("/openapi/workers")["items"]],
+        "tenantId": [0],
     }
 
 

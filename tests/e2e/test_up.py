@@ -131,6 +131,28 @@ def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: 
     until(lambda: up.processes() == [], 5, what="everything to be gone")
 
 
+def test_with_a_key_callers_are_asked_for_it_and_it_stays_the_same(up: Up) -> None:
+    up.environment["ONCUE_WITH_KEY"] = "true"
+    up.child = up._child()
+    up.start()
+    kept = up.home / "api-key"
+    key = kept.read_text().strip()
+    assert kept.stat().st_mode & 0o077 == 0
+    refused = up.shell("curl -s localhost:8080/openapi/jobs")
+    assert refused["code"] == "unauthorized"
+    banner = re.findall(
+        r"^  (curl .*?'\n?.*?)\n\nCtrl-C", up.child.log_tail(10_000), re.DOTALL | re.MULTILINE
+    )
+    assert key in banner[-1]
+    assert up.shell(banner[-1])["status"] == "WAITING"
+    assert up.child.terminate(35) == 0
+    up.start()
+    assert kept.read_text().strip() == key
+    listed = up.shell(f"curl -s localhost:8080/openapi/keys -H 'Authorization: Bearer {key}'")
+    assert [one["name"] for one in listed["items"]] == ["development"]
+    assert up.child.terminate(35) == 0
+
+
 def test_a_second_platform_in_the_same_home_is_refused(up: Up, tmp_path: Path) -> None:
     up.start()
     environment = {**up.environment, "ONCUE_PORT": str(free_port())}

@@ -87,7 +87,12 @@ def start_keyed(engine: Engine, new_platform: NewPlatform, **environment: str) -
     """Start a platform whose one key is known."""
     api_key = secrets.token_hex(16)
     platform = new_platform(
-        engine, environment={"ONCUE_API_KEYS": f"contract:{api_key}", **environment}
+        engine,
+        environment={
+            "ONCUE_API_KEYS": f"contract:{api_key}",
+            "ONCUE_MOST_FAILED_KEYS": "1000000",  # each case sends wrong ones, too
+            **environment,
+        },
     )
     platform.http.headers["Authorization"] = f"Bearer {api_key}"
     return Keyed(platform.start(), api_key)

@@ -9,10 +9,12 @@ from typing import Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.audit import Deed, job_target, record_deed
 from app.lifecycle.moves.fire import PLAN_COLUMNS, Born, child_row, spawn_children
 from app.lifecycle.moves.follow import lock_live
 from app.lifecycle.states import TERMINAL_JOBS, in_list
 from app.plumbing.database import NOW_MS, Database
+from app.plumbing.times import rfc3339
 
 OPEN: Final = 0
 DONE: Final = 1
@@ -34,8 +36,11 @@ class NewBackfill:
     from_ms: int
     to_ms: int
     max_concurrent: int
+    tenant_id: int = 0
+    deed: Deed | None = None
 
 
+_BY_TOKEN: Final = text(f"SELECT {COLUMNS} FROM schedule_backfill WHERE token = :token")
 _INSERT: Final = {
     sqlite: (
         "INSERT INTO schedule_backfill (schedule_id, token, status, cursor_time, from_time, "
@@ -49,7 +54,10 @@ _INSERT: Final = {
 async def insert_backfill(
     connection: AsyncConnection, database: Database, new: NewBackfill
 ) -> RowMapping:
-    """Insert a backfill once, and return its row."""
+    """Insert a backfill once, with who asked for it, and return its row."""
+    known = (await connection.execute(_BY_TOKEN, {"token": new.token})).mappings().one_or_none()
+    if known is not None:
+        return known  # by an earlier try of this transaction
     await connection.execute(
         text(_INSERT[database.is_sqlite] + database.keep_first("id")),
         {
@@ -61,11 +69,22 @@ async def insert_backfill(
             "most": new.max_concurrent,
         },
     )
-    row = await connection.execute(
-        text(f"SELECT {COLUMNS} FROM schedule_backfill WHERE token = :token"),
-        {"token": new.token},
-    )
-    return row.mappings().one()
+    row = (await connection.execute(_BY_TOKEN, {"token": new.token})).mappings().one()
+    if new.deed is not None:
+        await record_deed(
+            connection,
+            new.deed,
+            job_target(new.schedule_id),
+            tenant_id=new.tenant_id,
+            now_ms=row["created_at"],
+            new={
+                "backfillId": row["id"],
+                "from": rfc3339(new.from_ms),
+                "to": rfc3339(new.to_ms),
+                "maxConcurrent": new.max_concurrent,
+            },
+        )
+    return row
 
 
 async def find_backfills(connection: AsyncConnection) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.audit import JOB_COLUMNS, Deed, job_change, job_target, record_deed
 from app.lifecycle.moves.follow import NOTHING, Followed
 from app.lifecycle.states import JobKind, JobStatus, possible_verbs, verb_target
 from app.plumbing.database import NOW_MS, Database
@@ -20,11 +21,15 @@ from app.plumbing.database import NOW_MS, Database
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A caller's verb for one job; `token` is drawn anew for each request."""
+    """A caller's verb for one job; `token` is drawn anew for each request.
+
+    `deed` is who does what, for the audit log; None where that stands on record elsewhere.
+    """
 
     job_id: int
     tenant_id: int
     token: str
+    deed: Deed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +92,17 @@ async def tasks_alone(_connection: AsyncConnection, job: RowMapping) -> Changed:
     raise RuntimeError(f"job {job['id']} is a schedule")
 
 
+_TOLD: Final = ", ".join(
+    one
+    for one in JOB_COLUMNS
+    if one not in ("priority", "callback_url", "expires_at", "next_trigger_time")
+)
 _LOCK: Final = {
     sqlite: text(
         f"SELECT {NOW_MS[sqlite]} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, "
         "job_name, job_handler, queue_id, priority, status, owner_worker_id, execution_id, "
         "stopping_execution_id, claim_token, trigger_ts, attempt, callback_url, expires_at, "
-        f"next_trigger_time, version, revision FROM job_info {hint}"
+        f"next_trigger_time, version, revision, {_TOLD} FROM job_info {hint}"
         f"WHERE id = :id AND tenant_id = :tenant{lock}"
     )
     for sqlite, hint, lock in (
@@ -129,7 +139,10 @@ async def move_job(
     target: JobStatus,
     changes: Mapping[str, Any],
 ) -> None:
-    """Move a locked job, guarded by its status and version; `changes` are other columns."""
+    """Move a locked job, guarded by its status and version; `changes` are other columns.
+
+    With a deed, the audit log tells of it in the same transaction.
+    """
     columns = "".join(f"{name} = :{name}, " for name in changes)
     moved = await connection.execute(
         text(
@@ -149,6 +162,17 @@ async def move_job(
     )
     if moved.rowcount != 1:
         raise RuntimeError("a locked job changed under a caller's verb")
+    if asked.deed is not None:
+        old, new = job_change(job, target, changes)
+        await record_deed(
+            connection,
+            asked.deed,
+            job_target(job["id"]),
+            tenant_id=job["tenant_id"],
+            now_ms=job["now_ms"],
+            old=old,
+            new=new,
+        )
 
 
 def target_of(verb: str, job: RowMapping) -> JobStatus:

@@ -7,6 +7,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.audit import Deed, record_deed
 from app.lifecycle.callbacks import read_callback
 from app.lifecycle.reads import read_now
 from app.lifecycle.states import DeliveryStatus
@@ -24,7 +25,12 @@ _REDELIVER: Final = text(
 
 
 async def redeliver(
-    connection: AsyncConnection, database: Database, delivery_id: str, *, tenant_id: int
+    connection: AsyncConnection,
+    database: Database,
+    delivery_id: str,
+    *,
+    tenant_id: int,
+    deed: Deed | None = None,
 ) -> RowMapping | None:
     """Make a callback of the tenant due now under its old id, and return it as it is then.
 
@@ -37,4 +43,14 @@ async def redeliver(
     await connection.execute(_LOCK_JOB[database.is_sqlite], {"job": found["job_id"]})
     now = await read_now(connection, database)
     await connection.execute(_REDELIVER, {"id": found["id"], "now": now})
+    if deed is not None:
+        await record_deed(
+            connection,
+            deed,
+            f"callback:{delivery_id}",
+            tenant_id=tenant_id,
+            now_ms=now,
+            old={"status": DeliveryStatus(found["status"]).name},
+            new={"status": DeliveryStatus.PENDING.name, "jobId": found["job_id"]},
+        )
     return await read_callback(connection, delivery_id, tenant_id=tenant_id)

@@ -608,9 +608,10 @@ async def test_what_is_repeated_after_an_unknown_commit_is_done_once(api: Door) 
                 manual: ManualFire = manual,
                 outcome: Outcome = outcome,
             ) -> None:
-                job = await lock_job(connection, database, Asked(made, 0, new_token()), "trigger")
+                asked = Asked(made, 0, new_token())
+                job = await lock_job(connection, database, asked, "trigger")
                 assert isinstance(job, RowMapping)
-                await verbs.trigger(connection, job, manual, outcome)
+                await verbs.trigger(connection, job, asked, manual, outcome)
 
             await database.write(trigger)
             told.append((outcome.child_id, outcome.is_new))

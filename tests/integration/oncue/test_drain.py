@@ -99,7 +99,12 @@ def test_refusals_are_one_sentence_and_drain_nobody() -> None:
         assert (told.code, told.out) == (REFUSED, "")
         assert told.err == "oncue: no live worker is named 'nobody' (there are: worker)\n"
 
-        told = oncue("drain", "worker", url=platform.url)
+        wrong = {"ONCUE_INTERNAL_TOKEN": "wrong"}
+        told = oncue("drain", "worker", url=platform.url, variables=wrong)
+        assert (told.code, told.out) == (REFUSED, "")
+        assert "set ONCUE_INTERNAL_TOKEN" in told.err
+        (worker,) = platform.client.workers()
+        told = oncue("drain", worker.url, url=platform.url)
         assert (told.code, told.out) == (REFUSED, "")
         assert "set ONCUE_INTERNAL_TOKEN" in told.err
 
@@ -111,6 +116,14 @@ def test_refusals_are_one_sentence_and_drain_nobody() -> None:
         assert (told.code, told.out) == (NOT_REACHED, "")
         assert "does not answer" in told.err
         assert [one.state for one in platform.client.workers()] == ["UP"]
+
+
+def test_without_the_token_the_dispatcher_is_asked_and_keeps_it_on_record() -> None:
+    with holding() as (platform, _):
+        told = oncue("drain", "worker", "--wait", "--timeout", "30", url=platform.url)
+        assert (told.code, told.err) == (OK, "")
+        assert told.out == "worker takes no more runs and holds nothing: it can be stopped\n"
+        assert [one.action for one in platform.client.audit()] == ["worker.drain"]
 
 
 @pytest.mark.parametrize("words", [(), ("--timeout", "5", "worker")])

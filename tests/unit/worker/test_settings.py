@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 from pathlib import Path
 
 import pytest
 
+from oncue.protocol import call_token
 from worker.settings import SettingsError, is_loopback, read_settings
 
 
@@ -95,3 +97,23 @@ def test_only_one_plain_redis_is_supported(url: str) -> None:
 @pytest.mark.parametrize("url", ["redis://h:1/2", "rediss://u:p@h", "unix:///tmp/s?db=1"])
 def test_plain_tls_and_socket_addresses_of_redis_are_taken(url: str) -> None:
     assert read_settings(redis_url=url).redis_url == url
+
+
+def test_a_key_of_a_group_takes_the_place_of_the_internal_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = "ocw_abcdefghij_" + "x" * 43
+    monkeypatch.setenv("ONCUE_WORKER_KEY", key)
+    monkeypatch.setenv("ONCUE_WORKER_HOST", "0.0.0.0")
+    settings = read_settings()
+    assert settings.sent_token == key
+    assert settings.accepted_tokens == (call_token(hashlib.sha256(key.encode()).hexdigest()),)
+    assert key not in repr(settings)
+
+    monkeypatch.setenv("ONCUE_INTERNAL_TOKEN", "new,old")
+    both = read_settings()
+    assert both.sent_token == key
+    assert both.accepted_tokens[:2] == ("new", "old")
+    monkeypatch.delenv("ONCUE_WORKER_KEY")
+    assert read_settings().sent_token == "new"
+    assert read_settings().accepted_tokens == ("new", "old")

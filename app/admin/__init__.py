@@ -1,0 +1,1 @@
+"""The promise to admins: keys, tenants, and who changed what."""
