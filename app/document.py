@@ -74,6 +74,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         tags=[
             {"name": "jobs", "description": "Submit jobs and look at them."},
             {"name": "bulk", "description": "Change all jobs that match a filter."},
+            {"name": "webhooks", "description": "What signs callbacks, and where they may go."},
             {"name": "schedules", "description": "When schedules fire."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
             {"name": "operations", "description": "Health and metrics."},

@@ -17,6 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import ApiKeys, InternalTokens
 from app.callbacks.handover import Handover
+from app.callbacks.routes import callback_routes
+from app.callbacks.secrets import SecretDesk
 from app.dispatch.death import Deaths
 from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
@@ -30,6 +32,7 @@ from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
+from app.fleet.dress import Dresser
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
 from app.fleet.logs import RunLogs
@@ -42,6 +45,7 @@ from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
+from app.jobs.callback_routes import redelivery_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
 from app.jobs.explain import Explainer
@@ -84,6 +88,7 @@ class Parts:
     streams: Streams
     submitter: Submitter
     settler: Settler
+    dresser: Dresser
     lock: DispatchLock
     sender: Sender
     loop: DispatchLoop
@@ -102,6 +107,7 @@ def build_parts(ground: Ground) -> Parts:
     """Build and connect the parts; nothing is opened or started yet."""
     fleet = LiveFleet(ground)
     settler = Settler(ground)
+    dresser = Dresser(ground)
     lock = DispatchLock(ground)
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
@@ -119,6 +125,7 @@ def build_parts(ground: Ground) -> Parts:
         streams=Streams(ground),
         submitter=Submitter(ground, fleet),
         settler=settler,
+        dresser=dresser,
         lock=lock,
         sender=sender,
         loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
@@ -126,7 +133,7 @@ def build_parts(ground: Ground) -> Parts:
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         spawner=Spawner(ground, lock),
-        handover=Handover(ground, lock, roster),
+        handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock),
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
@@ -227,7 +234,9 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
     changes = Changes(parts.ground, parts.fleet)
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
+    app.include_router(redelivery_routes(ground=parts.ground, keys=keys))
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
+    app.include_router(callback_routes(keys=keys, desk=SecretDesk(parts.ground, parts.dresser)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     app.include_router(
@@ -237,7 +246,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
         fleet_routes(
             tokens=tokens,
             heartbeats=Heartbeats(parts.ground),
-            reports=Reports(parts.ground, parts.settler),
+            reports=Reports(parts.ground, parts.settler, parts.dresser),
             logs=RunLogs(parts.ground),
         )
     )

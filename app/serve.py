@@ -19,6 +19,7 @@ from app.access.keys import BadKeys
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching
 from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.sealed import BadSecretKeys
 from app.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -58,7 +59,7 @@ async def serve(
     await _check(settings)
     try:
         app = create_app(settings)
-    except BadKeys as error:
+    except (BadKeys, BadSecretKeys) as error:
         raise StartRefused(str(error)) from None
     server = http_server(app, settings)
     stopping = asyncio.Event()

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.edge.problems import Problem
+from app.fleet.dress import Dresser
 from app.fleet.settler import Settler, unstorable
 from app.ground import Ground
 from app.lifecycle.moves.deliver import note_tries
@@ -50,10 +51,12 @@ class Reports:
         self,
         ground: Ground,
         settler: Settler,
+        dresser: Dresser,
     ) -> None:
         self._database = ground.database
         self._bus = ground.bus
         self._settler = settler
+        self._dresser = dresser
         self._metrics = ground.metrics
         self._schedule = ground.settings.callback_schedule_seconds
 
@@ -79,13 +82,13 @@ class Reports:
         stored, released, tried = await asyncio.gather(
             self._settle(endings),
             self._release([str(one) for one in envelope.get("stopped", [])]),
-            self._note(envelope.get("tries", [])),
+            self._note(worker_id, envelope.get("tries", [])),
         )
         return ReportsResponse(
             acknowledged=list(stored),
             acknowledged_stopped=released,
             acknowledged_tries=tried,
-            deliveries=_deliveries(list(stored.values())),
+            deliveries=await self._deliveries(list(stored.values())),
         )
 
     async def _settle(self, endings: list[Ending]) -> dict[str, Settlement]:
@@ -123,7 +126,19 @@ class Reports:
                 self._bus.publish(WAKE, wakes)
         return stopped
 
-    async def _note(self, raw: list[Any]) -> list[str]:
+    async def _deliveries(self, settlements: list[Settlement]) -> list[Delivery]:
+        """Return what the worker is to deliver at once; what is left is handed over later."""
+        owed = [one.delivery for one in settlements if one.delivery is not None]
+        if not owed:
+            return []
+        try:
+            made, _ = await self._dresser.dress(owed)
+        except DatabaseUnavailable:
+            # The outcomes are stored, and must be acknowledged.
+            return []
+        return made
+
+    async def _note(self, worker_id: str, raw: list[Any]) -> list[str]:
         results = []
         for one in raw:
             try:
@@ -136,12 +151,19 @@ class Reports:
 
         async def write(connection: AsyncConnection) -> int | None:
             return await note_tries(
-                connection, self._database, results, schedule_seconds=self._schedule
+                connection,
+                self._database,
+                results,
+                worker_id=worker_id,
+                schedule_seconds=self._schedule,
             )
 
         next_try_at = await self._database.write(write)
         for result in results:
-            outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
+            if result.not_tried:
+                outcome = "not_tried"
+            else:
+                outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
             self._metrics.callback_tries.labels(outcome).inc()
         if next_try_at is not None:
             self._bus.publish(OWED, [next_try_at])
@@ -236,22 +258,12 @@ def _envelope(body: bytes) -> dict[str, Any]:
     return dict(envelope)
 
 
-def _deliveries(settlements: list[Settlement]) -> list[Delivery]:
-    return [
-        Delivery(
-            delivery_id=one.delivery.delivery_id,
-            try_number=one.delivery.try_number,
-            url=one.delivery.url,
-            body=one.delivery.body,
-        )
-        for one in settlements
-        if one.delivery is not None
-    ]
-
-
 def _storable(result: DeliveryResult) -> DeliveryResult:
     return result.model_copy(
-        update={"error": None if result.error is None else _text(result.error)}
+        update={
+            "error": None if result.error is None else _text(result.error),
+            "answer": None if result.answer is None else _text(result.answer),
+        }
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +12,7 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.plumbing.database import Database
+from oncue.addresses import Network
 from oncue.protocol import Heartbeat, WorkerState
 
 
@@ -39,11 +41,14 @@ class Node:
     last_heartbeat: int
 
     handler_names: frozenset[str]
+    egress_allow: tuple[Network, ...] | None = None
+    """What it may call besides public addresses; None: it does not say."""
 
 
 _COLUMNS: Final = (
     "id, name, boot_id, url, version, state, handlers, labels, capacity, weight, delivers, "
-    "load_seq, active, queued, avg_cost_ms, cpu_idle_percent, held, beats, last_heartbeat"
+    "load_seq, active, queued, avg_cost_ms, cpu_idle_percent, held, beats, last_heartbeat, "
+    "egress_allow"
 )
 _VALUES: Final = (
     ":id, :name, :boot_id, :url, :version, :state, :handlers, :labels, :capacity, :weight, "
@@ -64,6 +69,7 @@ _CHANGING: Final = (
     "cpu_idle_percent",
     "held",
     "last_heartbeat",
+    "egress_allow",
 )
 
 
@@ -78,7 +84,7 @@ def _upsert(database: Database, *, revive: bool) -> str:
     head = "ON CONFLICT (id) DO UPDATE SET" if database.is_sqlite else "ON DUPLICATE KEY UPDATE"
     return (
         f"INSERT INTO worker_node ({_COLUMNS}, first_heartbeat) "
-        f"VALUES ({_VALUES}, 1, {database.now_ms}, {database.now_ms}) "
+        f"VALUES ({_VALUES}, 1, {database.now_ms}, :egress_allow, {database.now_ms}) "
         f"{head} {changes}, state = {state}, beats = worker_node.beats + 1"
     )
 
@@ -108,6 +114,9 @@ async def record_beat(
             "queued": beat.load.queued,
             "avg_cost_ms": beat.avg_cost_ms,
             "cpu_idle_percent": beat.cpu_idle_percent,
+            "egress_allow": None
+            if beat.egress_allow is None
+            else orjson.dumps(beat.egress_allow).decode(),
             "held": orjson.dumps([one.execution_id for one in beat.held]).decode(),
         },
     )
@@ -157,7 +166,18 @@ def _node(row: RowMapping) -> Node:
         held=frozenset(orjson.loads(row["held"])),
         beats=row["beats"],
         last_heartbeat=row["last_heartbeat"],
+        egress_allow=_networks(row["egress_allow"]),
     )
+
+
+def _networks(kept: str | None) -> tuple[Network, ...] | None:
+    if kept is None:
+        return None
+    try:
+        return tuple(ipaddress.ip_network(one) for one in orjson.loads(kept))
+    except ValueError:
+        # A worker of another make wrote something else: what it may call is not known.
+        return None
 
 
 async def mark_down(connection: AsyncConnection, worker_id: str, *, last_heartbeat: int) -> bool:

@@ -46,6 +46,7 @@ _DELETES: Final = tuple(
     text(f"DELETE FROM {table} WHERE {column} IN :ids").bindparams(bindparam("ids", expanding=True))
     for table, column in (
         ("callback_delivery", "job_id"),
+        ("callback_try", "job_id"),
         ("job_log", "job_id"),
         ("job_payload", "job_id"),
         ("job_label", "job_id"),
