@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 from typer.exceptions import TyperException
 
-from app.client import change, fleet, logs, look, submit
+from app.client import change, fleet, logs, look, submit, webhooks
 from app.client.show import examples, printable
 from app.client.talk import INTERRUPTED, AsJson, commands
 from app.cron_commands import commands as cron_commands
@@ -36,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Each file has added its commands; the help shows them in this order.
-_ORDER = [one.__name__ for one in (submit, look, logs, change, fleet)]
+_ORDER = [one.__name__ for one in (submit, look, logs, change, webhooks, fleet)]
 commands.registered_commands.sort(
     key=lambda one: (
         _ORDER.index(one.callback.__module__)
