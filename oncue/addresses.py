@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import unicodedata
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -92,7 +93,8 @@ def spelled_address(url: str) -> Address | None:
         host = urlsplit(url).hostname or ""
     except ValueError:
         return None
-    host = host.removesuffix(".")
+    # As resolvers read it: other digits are digits, and other full stops are dots.
+    host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".")
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
