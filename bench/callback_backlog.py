@@ -1,6 +1,6 @@
 """Whether a long backlog of callbacks to a dead host delays others.
 
-    python -m bench.callback_backlog [--backlog 100000] [--seconds 30] [--rate 20] [--engine mariadb+redis]
+    python -m bench.callback_backlog [--backlog 100000] [--seconds 30] [--rate 20]
 
 Jobs end at a rate, half of them run (their worker calls back at once) and half cancelled (their
 callbacks are handed over); how long each callback takes is measured, first alone and then with
