@@ -186,7 +186,7 @@ class _Lister:
             # A scalar: an EXISTS may be turned round to begin with all callbacks.
             self._conditions.append(
                 "(SELECT MAX(d.status) FROM callback_delivery AS d WHERE d.job_id = job_info.id "
-                f"AND d.status >= {int(DeliveryStatus.EXHAUSTED)}) IS NOT NULL"
+                f"AND +d.status >= {int(DeliveryStatus.EXHAUSTED)}) IS NOT NULL"
             )
         if wanted.name_prefix is not None:
             self._conditions.append("SUBSTR(job_name, 1, :length) = :prefix")

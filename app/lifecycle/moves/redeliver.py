@@ -28,7 +28,7 @@ _AGAIN: Final = (
 FAILED: Final = (int(DeliveryStatus.GONE), int(DeliveryStatus.EXHAUSTED))
 _REDELIVER: Final = text(f"{_AGAIN} WHERE id = :id")
 _REDELIVER_FAILED: Final = text(
-    f"{_AGAIN} WHERE job_id = :job AND status IN ({', '.join(map(str, FAILED))})"
+    f"{_AGAIN} WHERE job_id = :job AND +status IN ({', '.join(map(str, FAILED))})"
 )
 
 

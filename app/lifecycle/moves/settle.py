@@ -129,7 +129,7 @@ _MARK_STALE: Final = {
 _OPEN_DELIVERIES: Final = text(
     "SELECT delivery_id, job_id, execution_id, tries, url, body, owner_worker_id, tenant_id, "
     "headers "
-    f"FROM callback_delivery WHERE job_id IN :jobs AND status = {int(DeliveryStatus.PENDING)}"
+    f"FROM callback_delivery WHERE job_id IN :jobs AND +status = {int(DeliveryStatus.PENDING)}"
 ).bindparams(bindparam("jobs", expanding=True))
 
 

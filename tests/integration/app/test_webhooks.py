@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.deliver import (
     due_hosts_sql,
     due_sql,
+    give_back,
     note_tries,
     read_owed_hosts,
     take_due,
@@ -544,3 +546,55 @@ def test_a_sealer_opens_what_any_of_its_keys_has_sealed() -> None:
         Sealer("").seal("clear")
     with pytest.raises(BadSecretKeys):
         Sealer("short")
+
+
+async def test_rows_that_are_named_by_their_keys_are_not_sought_among_all_that_is_owed(
+    sqlite_engine: Engine,
+) -> None:
+    async with door(migrated(sqlite_engine)) as api:
+        database = api.database
+        seen: list[tuple[str, Any]] = []
+
+        def note(_connection: Any, _cursor: Any, statement: str, given: Any, *_rest: Any) -> None:
+            if "callback_delivery" in statement and not statement.startswith("INSERT"):
+                seen.append((statement, given))
+
+        def plans() -> list[str]:
+            """How what was seen so far uses the index of hosts."""
+            with sqlite3.connect(database.url.database or "") as connection:
+                found = [
+                    row[3]
+                    for statement, given in seen
+                    for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", given)
+                ]
+            seen.clear()
+            return [plan for plan in found if "ix_callback_delivery_host" in plan]
+
+        run = await running_job(database, callback_url=URL, max_retry=0)
+        for engine in (database._writers.sync_engine, database._readers.sync_engine):
+            event.listen(engine, "before_cursor_execute", note)
+        await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+        await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+        (row,) = await rows_of(database, "SELECT delivery_id, id FROM callback_delivery")
+        await api.beat(held_deliveries=[row["delivery_id"], *map(str, range(300))])
+        failed = DeliveryResult(delivery_id=row["delivery_id"], try_number=1, delivered=False)
+        await database.write(
+            lambda connection: note_tries(
+                connection, database, [failed], worker_id=WORKER, schedule_seconds=(0.0,)
+            )
+        )
+        await api.client.post(f"/openapi/jobs/{run.job_id}/callbacks/redeliver")
+        assert len(seen) > 5
+        assert plans() == []
+        await database.write(
+            lambda connection: take_due(connection, database, {"127.0.0.1:9": ["w"]}, limit=5)
+        )
+        await database.write(
+            lambda connection: give_back(
+                connection, database, "w", [row["delivery_id"]], pause_ms=1
+            )
+        )
+        # What is due at a host is found by the index, and by both of its first columns.
+        used = plans()
+        assert used
+        assert [plan for plan in used if "host=?" not in plan] == []
