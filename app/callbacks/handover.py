@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
@@ -54,6 +54,7 @@ HOSTS_AT_ONCE: Final = 500
 """How many hosts one look reads; further ones have the next look."""
 HOSTS_IN_A_ROUND: Final = 50
 REFUSED_PAUSE_MS: Final = 1000
+MOST_SHARES: Final = 10_000
 LONGEST_PAUSE_MS: Final = 3600 * 1000
 LOCKED_PAUSE_SECONDS: Final = 0.05
 OFFER_SECONDS: Final = 5.0
@@ -81,6 +82,7 @@ class Handover:
         self._owed = asyncio.Event()
         self._busy: set[str] = set()
         self._paused: dict[tuple[str, str], float] = {}
+        self._shares: dict[str, int] = {}
         self._last_host: str | None = None
         self._oldest_ms: float = 0
         self._tasks = Tasks()
@@ -105,6 +107,7 @@ class Handover:
         if term is None or not workers:
             if term is None:
                 self._paused.clear()
+                self._shares.clear()
                 self._metrics.callback_backlog_age.set(0)
             await self._wait(LOOK_SECONDS / 2)
             return
@@ -164,7 +167,9 @@ class Handover:
 
     async def _hand_over(self, term: int, dealt: Mapping[str, Sequence[str]]) -> None:
         async def take(connection: AsyncConnection) -> list[HandedOver]:
-            return await take_due(connection, self._database, dealt, limit=BATCH_LIMIT)
+            return await take_due(
+                connection, self._database, dealt, limit=BATCH_LIMIT, most=self._shares
+            )
 
         taken = await self._database.write(take)
         if not taken:
@@ -235,11 +240,26 @@ class Handover:
                 else:
                     refused[REFUSED_PAUSE_MS].append(one.delivery_id)
                 self._hold_back(worker_id, host, pause_ms or REFUSED_PAUSE_MS)
+            self._adjust(batch, accepted)
         await self._return(worker_id, refused, uncalled)
 
     def _hold_back(self, worker_id: str, host: str, pause_ms: int) -> None:
         until = time.monotonic() + pause_ms / 1000
         self._paused[worker_id, host] = max(until, self._paused.get((worker_id, host), until))
+
+    def _adjust(self, batch: Sequence[Delivery], accepted: set[str]) -> None:
+        """Offer a host that refused some only as many as it took, and twice as many as it takes."""
+        offered = Counter(callback_host(one.url) for one in batch)
+        taken = Counter(callback_host(one.url) for one in batch if one.delivery_id in accepted)
+        for host, count in offered.items():
+            if taken[host] < count:
+                self._shares[host] = max(1, taken[host])
+            elif host in self._shares:
+                self._shares[host] *= 2
+                if self._shares[host] >= BATCH_LIMIT:
+                    del self._shares[host]
+        while len(self._shares) > MOST_SHARES:
+            del self._shares[next(iter(self._shares))]
 
     async def _return(
         self,

@@ -119,7 +119,8 @@ def due_sql(database: Database, count: int) -> str:
     hint = f"INDEXED BY {HOST_INDEX}" if database.is_sqlite else f"FORCE INDEX ({HOST_INDEX})"
     arms = [
         f"SELECT id FROM callback_delivery {hint} WHERE status = {_PENDING} "
-        f"AND host = :host{number} AND next_try_at <= :now ORDER BY next_try_at, id LIMIT :share"
+        f"AND host = :host{number} AND next_try_at <= :now ORDER BY next_try_at, id "
+        f"LIMIT :share{number}"
         for number in range(count)
     ]
     return " UNION ALL ".join(
@@ -133,8 +134,11 @@ async def take_due(
     workers_of: Mapping[str, Sequence[str]],
     *,
     limit: int,
+    most: Mapping[str, int] | None = None,
 ) -> list[HandedOver]:
     """Lease up to `limit` due callbacks, as many of each host, to that host's workers in turn.
+
+    `most` bounds those of some hosts further.
 
     The last owner is not preferred: a lease that ran out says that it could not.
     """
@@ -142,10 +146,15 @@ async def take_due(
     if not hosts:
         return []
     now = await read_now(connection, database)
+    share = max(1, limit // len(hosts))
     found = await connection.execute(
         text(due_sql(database, len(hosts))),
         {f"host{number}": host for number, host in enumerate(hosts)}
-        | {"now": now, "share": max(1, limit // len(hosts))},
+        | {
+            f"share{number}": min(share, (most or {}).get(host, share))
+            for number, host in enumerate(hosts)
+        }
+        | {"now": now},
     )
     ids = sorted(row.id for row in found)
     if not ids:

@@ -514,7 +514,13 @@ async def test_no_read_of_the_hand_over_walks_the_rows_of_a_long_backlog(
             hosts = text(due_hosts_sql(database, first=True))
             await connection.execute(hosts, {"after": "", "limit": 500})
             looked = await _handled(connection)
-            values = {"host0": "fine-3:80", "host1": "dead:80", "now": 2, "share": 10}
+            values = {
+                "host0": "fine-3:80",
+                "host1": "dead:80",
+                "now": 2,
+                "share0": 10,
+                "share1": 10,
+            }
             await connection.execute(text(due_sql(database, 2)), values)
             return looked - begun, await _handled(connection) - looked
 
@@ -598,3 +604,23 @@ async def test_rows_that_are_named_by_their_keys_are_not_sought_among_all_that_i
         used = plans()
         assert used
         assert [plan for plan in used if "host=?" not in plan] == []
+
+
+async def test_a_host_that_refused_is_offered_no_more_than_it_took_and_then_twice_as_many(
+    bare_api: Door,
+) -> None:
+    handover = bare_api.parts.handover
+
+    def offered(count: int, taken: int) -> int | None:
+        batch = [
+            Delivery(delivery_id=str(number), try_number=1, url=URL, body="{}")
+            for number in range(count)
+        ]
+        handover._adjust(batch, {str(number) for number in range(taken)})
+        return handover._shares.get("127.0.0.1:9")
+
+    assert offered(200, 200) is None
+    assert offered(200, 3) == 3
+    assert offered(3, 0) == 1
+    shares = [offered(1, 1) for _ in range(8)]
+    assert shares == [2, 4, 8, 16, 32, 64, 128, None]
