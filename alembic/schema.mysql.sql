@@ -431,3 +431,58 @@ UPDATE schema_revision SET revision = 7 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0007' WHERE alembic_version.version_num = '0006';
 
+-- Running upgrade 0007 -> 0008
+
+ALTER TABLE job_info ADD COLUMN callback_events VARCHAR(64) COMMENT 'a comma list; NULL: how it ends';
+
+ALTER TABLE job_info ADD COLUMN callback_headers TEXT COMMENT 'JSON; secret values are sealed';
+
+ALTER TABLE callback_delivery ADD COLUMN host VARCHAR(255) NOT NULL COMMENT 'host:port' DEFAULT '';
+
+ALTER TABLE callback_delivery ADD COLUMN headers TEXT COMMENT 'as the job had them then';
+
+ALTER TABLE callback_delivery ADD COLUMN owed_since BIGINT NOT NULL COMMENT 'its end, or when it was last sent again; 0: created_at' DEFAULT '0';
+
+ALTER TABLE worker_node ADD COLUMN egress_allow TEXT COMMENT 'JSON; NULL: it does not say so';
+
+CREATE INDEX ix_callback_delivery_host ON callback_delivery (status, host, next_try_at, id);
+
+DROP INDEX ix_callback_delivery_due ON callback_delivery;
+
+CREATE TABLE callback_try (
+    job_id BIGINT NOT NULL, 
+    delivery_key BIGINT NOT NULL, 
+    try_number INTEGER NOT NULL, 
+    tried_at BIGINT NOT NULL, 
+    worker_id VARCHAR(128) NOT NULL, 
+    delivered BOOL NOT NULL, 
+    status_code INTEGER, 
+    latency_ms INTEGER NOT NULL, 
+    error VARCHAR(2000), 
+    answer TEXT COMMENT 'its first 2 KiB', 
+    CONSTRAINT pk_callback_try PRIMARY KEY (job_id, delivery_key, try_number)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE webhook_secret (
+    id BIGINT NOT NULL AUTO_INCREMENT, 
+    tenant_id INTEGER NOT NULL, 
+    sealed TEXT NOT NULL COMMENT 'empty: the one that workers are set to', 
+    shown VARCHAR(128) NOT NULL COMMENT 'masked, or public', 
+    created_at BIGINT NOT NULL, 
+    expires_at BIGINT COMMENT 'of one that was rotated', 
+    CONSTRAINT pk_webhook_secret PRIMARY KEY (id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_webhook_secret_tenant_id ON webhook_secret (tenant_id);
+
+CREATE TABLE egress_allow (
+    tenant_id INTEGER NOT NULL, 
+    networks TEXT NOT NULL COMMENT 'JSON', 
+    updated_at BIGINT NOT NULL, 
+    CONSTRAINT pk_egress_allow PRIMARY KEY (tenant_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 8 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0008' WHERE alembic_version.version_num = '0007';
+

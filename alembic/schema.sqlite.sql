@@ -80,8 +80,21 @@ CREATE TABLE callback_delivery (
 	last_error VARCHAR(2000), 
 	last_latency_ms INTEGER, 
 	created_at BIGINT NOT NULL, 
-	ended_at BIGINT, 
+	ended_at BIGINT, host VARCHAR(255) DEFAULT '' NOT NULL, headers TEXT, owed_since BIGINT DEFAULT '0' NOT NULL, 
 	CONSTRAINT uq_callback_delivery_delivery_id UNIQUE (delivery_id)
+);
+CREATE TABLE callback_try (
+	job_id BIGINT NOT NULL, 
+	delivery_key BIGINT NOT NULL, 
+	try_number INTEGER NOT NULL, 
+	tried_at BIGINT NOT NULL, 
+	worker_id VARCHAR(128) NOT NULL, 
+	delivered BOOLEAN NOT NULL, 
+	status_code INTEGER, 
+	latency_ms INTEGER NOT NULL, 
+	error VARCHAR(2000), 
+	answer TEXT, 
+	CONSTRAINT pk_callback_try PRIMARY KEY (job_id, delivery_key, try_number)
 );
 CREATE TABLE dispatch_term (
 	partition_no SMALLINT NOT NULL, 
@@ -89,6 +102,12 @@ CREATE TABLE dispatch_term (
 	holder VARCHAR(128) NOT NULL, 
 	since BIGINT NOT NULL, 
 	CONSTRAINT pk_dispatch_term PRIMARY KEY (partition_no)
+);
+CREATE TABLE egress_allow (
+	tenant_id INTEGER NOT NULL, 
+	networks TEXT NOT NULL, 
+	updated_at BIGINT NOT NULL, 
+	CONSTRAINT pk_egress_allow PRIMARY KEY (tenant_id)
 );
 CREATE TABLE execution_log (
 	log_id BIGINT NOT NULL, 
@@ -167,7 +186,7 @@ CREATE TABLE job_info (
 	revision INTEGER DEFAULT '0' NOT NULL, 
 	created_at BIGINT NOT NULL, 
 	updated_at BIGINT NOT NULL, 
-	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), 
+	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), callback_events VARCHAR(64), callback_headers TEXT, 
 	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
 	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
@@ -281,6 +300,14 @@ CREATE TABLE tenant (
 	CONSTRAINT pk_tenant PRIMARY KEY (id), 
 	CONSTRAINT uq_tenant_name UNIQUE (name)
 );
+CREATE TABLE webhook_secret (
+	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
+	tenant_id INTEGER NOT NULL, 
+	sealed TEXT NOT NULL, 
+	shown VARCHAR(128) NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	expires_at BIGINT
+);
 CREATE TABLE worker_node (
 	id VARCHAR(128) NOT NULL, 
 	name VARCHAR(64) NOT NULL, 
@@ -301,7 +328,7 @@ CREATE TABLE worker_node (
 	held TEXT NOT NULL, 
 	beats BIGINT NOT NULL, 
 	first_heartbeat BIGINT NOT NULL, 
-	last_heartbeat BIGINT NOT NULL, worker_group VARCHAR(64), key_digest VARCHAR(64), 
+	last_heartbeat BIGINT NOT NULL, worker_group VARCHAR(64), key_digest VARCHAR(64), egress_allow TEXT, 
 	CONSTRAINT pk_worker_node PRIMARY KEY (id)
 );
 CREATE INDEX ix_api_key_kind ON api_key (kind);
@@ -311,7 +338,7 @@ CREATE INDEX ix_audit_log_target_at_id ON audit_log (target, at, id);
 CREATE INDEX ix_audit_log_tenant_id_at_id ON audit_log (tenant_id, at, id);
 CREATE INDEX ix_bulk_operation_status_id ON bulk_operation (status, id);
 CREATE INDEX ix_bulk_operation_tenant_id_id ON bulk_operation (tenant_id, id);
-CREATE INDEX ix_callback_delivery_due ON callback_delivery (status, next_try_at, id);
+CREATE INDEX ix_callback_delivery_host ON callback_delivery (status, host, next_try_at, id);
 CREATE INDEX ix_callback_delivery_job_id ON callback_delivery (job_id);
 CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_trigger_time, id);
 CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id) WHERE finished_at IS NOT NULL;
@@ -320,3 +347,4 @@ CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
 CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);
 CREATE INDEX ix_schedule_backfill_open ON schedule_backfill (status, id);
 CREATE INDEX ix_schedule_live_waits ON schedule_live (waits, schedule_id);
+CREATE INDEX ix_webhook_secret_tenant_id ON webhook_secret (tenant_id);

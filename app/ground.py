@@ -12,6 +12,7 @@ from app.plumbing.clock import DatabaseClock
 from app.plumbing.database import Database
 from app.plumbing.http import InternalClient
 from app.plumbing.redis import patient_redis, single_shot_redis
+from app.plumbing.sealed import Sealer
 from app.settings import Settings
 
 
@@ -30,6 +31,7 @@ class Ground:
     bus: Bus
     client: InternalClient
     metrics: Metrics
+    sealer: Sealer
 
     async def close(self) -> None:
         """Close every connection."""
@@ -55,4 +57,5 @@ def lay_ground(settings: Settings, *, internal_token: str) -> Ground:
         bus=Bus(redis, settings.redis_prefix),
         client=InternalClient(internal_token),
         metrics=metrics,
+        sealer=Sealer(settings.secret_keys.get_secret_value()),
     )

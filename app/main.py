@@ -21,6 +21,8 @@ from app.admin.keys import KeyDesk
 from app.admin.routes import audit_routes, drain_routes, key_routes, tenant_routes
 from app.admin.tenants import TenantDesk
 from app.callbacks.handover import Handover
+from app.callbacks.routes import callback_routes
+from app.callbacks.secrets import SecretDesk
 from app.dispatch.death import Deaths
 from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
@@ -35,6 +37,7 @@ from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
 from app.edge.short import ShortWays
+from app.fleet.dress import Dresser
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
 from app.fleet.logs import RunLogs
@@ -47,6 +50,7 @@ from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
+from app.jobs.callback_routes import redelivery_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
 from app.jobs.explain import Explainer
@@ -94,6 +98,7 @@ class Parts:
     streams: Streams
     submitter: Submitter
     settler: Settler
+    dresser: Dresser
     lock: DispatchLock
     sender: Sender
     loop: DispatchLoop
@@ -123,6 +128,7 @@ def build_parts(ground: Ground) -> Parts:
     tokens = InternalTokens(settings.internal_token.get_secret_value())
     fleet = LiveFleet(ground)
     settler = Settler(ground)
+    dresser = Dresser(ground)
     lock = DispatchLock(ground)
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
@@ -140,6 +146,7 @@ def build_parts(ground: Ground) -> Parts:
         streams=Streams(ground),
         submitter=Submitter(ground, fleet),
         settler=settler,
+        dresser=dresser,
         lock=lock,
         sender=sender,
         loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
@@ -147,7 +154,7 @@ def build_parts(ground: Ground) -> Parts:
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         spawner=Spawner(ground, lock),
-        handover=Handover(ground, lock, roster),
+        handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock),
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
@@ -304,7 +311,9 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
     changes = Changes(parts.ground, parts.fleet)
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
+    app.include_router(redelivery_routes(ground=parts.ground, keys=keys))
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
+    app.include_router(callback_routes(keys=keys, desk=SecretDesk(parts.ground, parts.dresser)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     key_desk = KeyDesk(parts.ground.database, parts.ground.bus, parts.ground.clock)
@@ -320,7 +329,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
         fleet_routes(
             keys=keys,
             heartbeats=Heartbeats(parts.ground),
-            reports=Reports(parts.ground, parts.settler),
+            reports=Reports(parts.ground, parts.settler, parts.dresser),
             logs=RunLogs(parts.ground),
         )
     )

@@ -29,6 +29,19 @@ class Metrics:
         self.callback_tries = Counter(
             "oncue_callback_tries", "Tries of callbacks", ["outcome"], registry=r
         )
+        self.callback_backlog_age = Gauge(
+            "oncue_callback_backlog_age_seconds",
+            "How long the callback that is due for longest has been so; 0 without the lock",
+            registry=r,
+        )
+        self.callback_hosts_due = Gauge(
+            "oncue_callback_hosts_due", "Hosts to which callbacks are due, up to 500", registry=r
+        )
+        self.callback_hosts_paused = Gauge(
+            "oncue_callback_hosts_paused",
+            "Hosts that some worker calls no more for a while",
+            registry=r,
+        )
         self.sends = Counter("oncue_sends", "POST /run by outcome", ["outcome"], registry=r)
         self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
         self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)

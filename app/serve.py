@@ -19,6 +19,7 @@ from app.access.keys import BadKeys
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching, why_too_open
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
+from app.plumbing.sealed import BadSecretKeys
 from app.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ async def serve(
         return
     try:
         app = create_app(settings)
-    except BadKeys as error:
+    except (BadKeys, BadSecretKeys) as error:
         raise StartRefused(str(error)) from None
     server = http_server(app, settings)
     serving = asyncio.create_task(_serve(server, settings))

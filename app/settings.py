@@ -63,6 +63,10 @@ class Settings(BaseSettings):
         SecretStr(""),
         description="shared with workers; a comma list: the first is sent, all are accepted",
     )
+    secret_keys: SecretStr = Field(
+        SecretStr(""),
+        description="seal secrets at rest; a comma list of Fernet keys: the first seals, all open",
+    )
     balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
     lock_seconds: float = Field(6.0, ge=1, le=60, description="life of the dispatch lock")
     claim_batch: int = Field(200, ge=1, le=500, description="most tasks claimed in a transaction")

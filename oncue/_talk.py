@@ -35,6 +35,7 @@ from oncue.results import (
     BulkOperation,
     Callback,
     CronPreview,
+    EgressAllow,
     Execution,
     Explanation,
     Item,
@@ -42,8 +43,10 @@ from oncue.results import (
     LogLine,
     OfferedHandler,
     Page,
+    Redelivered,
     Result,
     Skipped,
+    WebhookSecrets,
     Worker,
     rfc3339,
 )
@@ -72,6 +75,8 @@ SHORTEST_POLL_SECONDS: Final = 1.0
 MAX_BATCH_JOBS: Final = 500
 MAX_BATCH_BYTES: Final = 1024 * 1024
 PAGE_SIZE: Final = 100
+SECRET_PATH: Final = "/openapi/webhook-secret"  # noqa: S105 - a path
+EGRESS_PATH: Final = "/openapi/egress-allow"
 BULK_LOOK_SECONDS: Final = 0.5
 """How often a wait for a bulk operation looks at it."""
 
@@ -249,6 +254,40 @@ class Talks:
         """Make a callback due now; to ask twice is to ask once."""
         path = f"/openapi/callbacks/{quote(delivery_id, safe='')}/redeliver"
         return _read(Callback, (yield from self._exchange(Send("POST", path))))
+
+    def redeliver_failed(self, job_id: int) -> Talk[Redelivered]:
+        """Make the callbacks of a job that were given up due now."""
+        request = Send("POST", f"{_job_path(job_id)}/callbacks/redeliver")
+        return _read(Redelivered, (yield from self._exchange(request)))
+
+    def webhook_secret(self) -> Talk[WebhookSecrets]:
+        """Look at what signs callbacks."""
+        return _read(WebhookSecrets, (yield from self._exchange(Send("GET", SECRET_PATH))))
+
+    def set_webhook_secret(self, fields: Mapping[str, Any]) -> Talk[WebhookSecrets]:
+        """Let one secret alone sign; what is drawn twice is that of the last answer."""
+        request = Send("PUT", SECRET_PATH, body=json_body(_given(fields)))
+        return _read(WebhookSecrets, (yield from self._exchange(request)))
+
+    def rotate_webhook_secret(self, fields: Mapping[str, Any]) -> Talk[WebhookSecrets]:
+        """Add a secret; a second time would end the overlap of the one before."""
+        request = Send(
+            "POST", f"{SECRET_PATH}/rotate", body=json_body(_given(fields)), repeatable=False
+        )
+        return _read(WebhookSecrets, (yield from self._exchange(request)))
+
+    def forget_webhook_secret(self) -> Talk[WebhookSecrets]:
+        """Let the operator's secret alone sign."""
+        return _read(WebhookSecrets, (yield from self._exchange(Send("DELETE", SECRET_PATH))))
+
+    def egress_allow(self) -> Talk[EgressAllow]:
+        """Look at the networks that callbacks may reach."""
+        return _read(EgressAllow, (yield from self._exchange(Send("GET", EGRESS_PATH))))
+
+    def set_egress_allow(self, networks: Sequence[str] | None) -> Talk[EgressAllow]:
+        """Set the networks that callbacks may reach."""
+        body = json_body({"networks": None if networks is None else list(networks)})
+        return _read(EgressAllow, (yield from self._exchange(Send("PUT", EGRESS_PATH, body=body))))
 
     def lines(self, execution_id: str, limit: int) -> Pages[LogLine]:
         """The pages of an execution's lines, oldest first."""
@@ -461,6 +500,10 @@ class Talks:
 
 def _job_path(job_id: int) -> str:
     return f"/openapi/jobs/{quote(str(job_id), safe='')}"
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _bulk_path(operation_id: str) -> str:

@@ -52,6 +52,7 @@ from oncue.results import (
     Callback,
     CronPreview,
     Draining,
+    EgressAllow,
     Execution,
     Explanation,
     Item,
@@ -63,6 +64,7 @@ from oncue.results import (
     Page,
     Skipped,
     Tenant,
+    WebhookSecrets,
     Worker,
 )
 from oncue.retries import Retries
@@ -74,6 +76,7 @@ from oncue.submission import (
     JobFilter,
     JobOptions,
     NewJob,
+    SecretKind,
     TriggerOptions,
     bulk_body,
 )
@@ -196,6 +199,60 @@ class Client:
             NotFound: there is no such callback.
         """
         return self._run(self._talks.redeliver(_delivery_id(callback)))
+
+    def redeliver_failed(self, job: int | Job) -> int:
+        """Deliver all callbacks of a job that were given up again now; return how many.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return self._run(self._talks.redeliver_failed(_id(job))).redelivered
+
+    def webhook_secret(self) -> WebhookSecrets:
+        """Return what signs the callbacks of this client's tenant, masked."""
+        return self._run(self._talks.webhook_secret())
+
+    def set_webhook_secret(
+        self, secret: str | None = None, *, kind: SecretKind | None = None
+    ) -> WebhookSecrets:
+        """Let one secret alone sign from now on: this one, or one that is drawn and shown once.
+
+        Raises:
+            Invalid: the secret cannot be used, or the server keeps no secrets.
+        """
+        return self._run(self._talks.set_webhook_secret({"secret": secret, "kind": kind}))
+
+    def rotate_webhook_secret(
+        self,
+        secret: str | None = None,
+        *,
+        kind: SecretKind | None = None,
+        overlap_seconds: int | None = None,
+    ) -> WebhookSecrets:
+        """Sign with a new secret, and for the overlap (a day by default) with the one before too.
+
+        Raises:
+            Invalid: the secret cannot be used, or the server keeps no secrets.
+            Unavailable: whether it is set is unknown; look.
+        """
+        fields = {"secret": secret, "kind": kind, "overlapSeconds": overlap_seconds}
+        return self._run(self._talks.rotate_webhook_secret(fields))
+
+    def forget_webhook_secret(self) -> WebhookSecrets:
+        """Let the secret that the operator has set for all sign again, alone and at once."""
+        return self._run(self._talks.forget_webhook_secret())
+
+    def egress_allow(self) -> EgressAllow:
+        """Return the networks that callbacks may reach besides public addresses."""
+        return self._run(self._talks.egress_allow())
+
+    def set_egress_allow(self, networks: Sequence[str] | None) -> EgressAllow:
+        """Narrow what the workers' ONCUE_EGRESS_ALLOW lets callbacks reach; None: do not.
+
+        Raises:
+            Invalid: one of them is no network.
+        """
+        return self._run(self._talks.set_egress_allow(networks))
 
     def logs(self, of: int | Job | str, *, page_size: int = PAGE_SIZE) -> Iterator[LogLine]:
         """Iterate over what a run has said so far, oldest first.
@@ -633,6 +690,44 @@ class AsyncClient:
             NotFound: there is no such callback.
         """
         return await self._run(self._talks.redeliver(_delivery_id(callback)))
+
+    async def redeliver_failed(self, job: int | Job) -> int:
+        """Deliver all callbacks of a job that were given up again now; return how many."""
+        found = await self._run(self._talks.redeliver_failed(_id(job)))
+        return found.redelivered
+
+    async def webhook_secret(self) -> WebhookSecrets:
+        """Return what signs the callbacks of this client's tenant, masked."""
+        return await self._run(self._talks.webhook_secret())
+
+    async def set_webhook_secret(
+        self, secret: str | None = None, *, kind: SecretKind | None = None
+    ) -> WebhookSecrets:
+        """Let one secret alone sign from now on: this one, or one that is drawn and shown once."""
+        return await self._run(self._talks.set_webhook_secret({"secret": secret, "kind": kind}))
+
+    async def rotate_webhook_secret(
+        self,
+        secret: str | None = None,
+        *,
+        kind: SecretKind | None = None,
+        overlap_seconds: int | None = None,
+    ) -> WebhookSecrets:
+        """Sign with a new secret beside the one before: see `Client.rotate_webhook_secret`."""
+        fields = {"secret": secret, "kind": kind, "overlapSeconds": overlap_seconds}
+        return await self._run(self._talks.rotate_webhook_secret(fields))
+
+    async def forget_webhook_secret(self) -> WebhookSecrets:
+        """Let the secret that the operator has set for all sign again, alone and at once."""
+        return await self._run(self._talks.forget_webhook_secret())
+
+    async def egress_allow(self) -> EgressAllow:
+        """Return the networks that callbacks may reach besides public addresses."""
+        return await self._run(self._talks.egress_allow())
+
+    async def set_egress_allow(self, networks: Sequence[str] | None) -> EgressAllow:
+        """Narrow what the workers' ONCUE_EGRESS_ALLOW lets callbacks reach; None: do not."""
+        return await self._run(self._talks.set_egress_allow(networks))
 
     async def logs(
         self, of: int | Job | str, *, page_size: int = PAGE_SIZE

@@ -25,6 +25,8 @@ DRAIN_PATH: Final = "/drain"
 HEARTBEAT_PATH: Final = "/internal/heartbeat"
 REPORTS_PATH: Final = "/internal/reports"
 LOGS_PATH: Final = "/internal/logs"
+DELIVERY_LEASE_SECONDS: Final = 60
+"""How long a worker has for one try of a callback; its beats extend it."""
 
 MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_NAME_LENGTH: Final = 128
@@ -35,6 +37,10 @@ MAX_SCHEMA_BYTES: Final = 64 * 1024
 MAX_SCHEMAS_BYTES: Final = 1024 * 1024
 """The most that all schemas of one worker, and so of one beat, may have together."""
 MAX_RUNS_PER_REQUEST: Final = 500
+MAX_ANSWER_BYTES: Final = 2048
+"""How much of what a receiver answers to a callback is kept."""
+MAX_SIGNING_SECRETS: Final = 2
+MAX_EGRESS_NETWORKS: Final = 64
 MAX_REPORTS_PER_REQUEST: Final = 500
 MAX_LOG_PARTS_PER_REQUEST: Final = 500
 MAX_LINES_PER_LOG_PART: Final = 2000
@@ -233,6 +239,21 @@ class Delivery(Message):
     try_number: Int32 = Field(ge=1)
     url: str
     body: str
+    headers: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="More headers to send with it; some secret."
+    )
+    signing: list[str] | None = Field(
+        default=None,
+        repr=False,
+        max_length=MAX_SIGNING_SECRETS,
+        description="Secrets to sign with, the newest first: `whsec_`, `whsk_`, or empty for the "
+        "worker's own. null: the worker's own alone.",
+    )
+    egress_allow: list[str] | None = Field(
+        default=None,
+        description="Networks of the worker's own list that this callback may reach besides "
+        "public ones. null: all of that list.",
+    )
 
 
 class DeliverRequest(Message):
@@ -247,10 +268,17 @@ class DeliverResponse(Message):
 
     worker_id: str
     accepted: list[str]
+    paused: dict[str, Int64] = Field(
+        default_factory=dict,
+        description="Hosts (`host:port`) that it calls no more for so many ms.",
+    )
 
 
 class DeliveryResult(Message):
-    """What became of one try. `gone` (410) ends the delivery without another try."""
+    """What became of one try. `gone` (410) ends the delivery without another try.
+
+    `notTried` gives it back uncounted: no call was made, and `retryAfterMs` tells when one may be.
+    """
 
     delivery_id: str
     try_number: Int32
@@ -260,6 +288,11 @@ class DeliveryResult(Message):
     error: str | None = Field(default=None, max_length=MAX_ERROR_MESSAGE_LENGTH)
     latency_ms: Int32 = 0
     retry_after_ms: Int64 | None = Field(default=None, ge=0)
+    not_tried: bool = False
+    tried_at: Int64 | None = Field(default=None, ge=0, le=LATEST_TIME, description="Epoch ms.")
+    answer: str | None = Field(
+        default=None, max_length=MAX_ANSWER_BYTES, description="The first 2 KiB of the body."
+    )
 
 
 class ReportsRequest(Message):
@@ -355,6 +388,11 @@ class Heartbeat(Message):
     term_seen: Int64 = 0
     held: list[Held] = Field(default_factory=list)
     held_deliveries: list[str] = Field(default_factory=list)
+    egress_allow: list[str] | None = Field(
+        default=None,
+        max_length=MAX_EGRESS_NETWORKS,
+        description="Networks that it may call besides public ones.",
+    )
     schemas: list[ParamsSchema] = Field(
         default_factory=list,
         description="Those that the answer to the beat before asked for as `wantedSchemas`.",

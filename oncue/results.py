@@ -159,6 +159,8 @@ class Job(Result):
     retry_backoff: str | None = None
     timeout_ms: int | None = None
     callback_url: str | None = None
+    callback_events: tuple[str, ...] = ()
+    callback_headers: dict[str, str | dict[str, str]] | None = None
     priority: int = 5
     next_trigger_time: Moment | None = None
     expires_at: Moment | None = None
@@ -187,11 +189,25 @@ class Job(Result):
         return self.status == "SUCCEEDED"
 
 
+class CallbackTry(Result):
+    """One try of a callback; `answer` is the first 2 KiB of what the receiver said."""
+
+    number: int = Field(alias="try")
+    at: Moment
+    worker_id: str = ""
+    delivered: bool
+    status_code: int | None = None
+    latency_ms: int = 0
+    error: str | None = None
+    answer: str | None = None
+
+
 class Callback(Result):
-    """The callback that an end of a job owes or owed.
+    """The callback that a job owes or owed.
 
     `delivery_id` is its `webhook-id`; `status` is PENDING, DELIVERED, EXHAUSTED (all tries are
-    spent) or GONE (the receiver answered 410).
+    spent) or GONE (the receiver answered 410). In a list `history` has its newest tries, newest
+    first.
     """
 
     delivery_id: str
@@ -205,6 +221,40 @@ class Callback(Result):
     next_try_at: Moment | None = None
     created_at: Moment | None = None
     ended_at: Moment | None = None
+    history: tuple[CallbackTry, ...] = ()
+
+
+class Redelivered(Result):
+    """How many callbacks are tried again."""
+
+    redelivered: int
+
+
+class WebhookSecret(Result):
+    """A secret that signs callbacks: `kind` is symmetric, ed25519 or default (the operator's).
+
+    `secret` is there in the answer that set it, and never again; `public_key` checks what an
+    ed25519 key signs.
+    """
+
+    kind: str
+    masked: str | None = None
+    public_key: str | None = None
+    created_at: Moment | None = None
+    expires_at: Moment | None = None
+    secret: str | None = Field(default=None, repr=False)
+
+
+class WebhookSecrets(Result):
+    """What signs callbacks now, the newest first; none: the operator's secret alone."""
+
+    items: tuple[WebhookSecret, ...] = ()
+
+
+class EgressAllow(Result):
+    """The networks that callbacks may reach besides public ones; None: all that workers allow."""
+
+    networks: tuple[str, ...] | None = None
 
 
 class Reason(Result):

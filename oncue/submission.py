@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
@@ -13,6 +13,10 @@ from typing import Any, Final, Literal, TypedDict
 from oncue.results import rfc3339
 
 Seconds = float | timedelta
+
+
+SecretKind = Literal["symmetric", "ed25519"]
+CallbackEvent = Literal["succeeded", "failed", "cancelled", "started", "retrying"]
 
 
 class JobOptions(TypedDict, total=False):
@@ -28,6 +32,8 @@ class JobOptions(TypedDict, total=False):
     retry_interval: Seconds | None
     retry_backoff: Literal["fixed", "exponential"] | None
     callback_url: str | None
+    callback_events: Sequence[CallbackEvent] | None
+    callback_headers: Mapping[str, str | Mapping[str, str]] | None
     expires_at: datetime | None
     labels: Mapping[str, str] | None
     cron: str | None
@@ -58,6 +64,9 @@ class NewJob:
     attempt. If no attempt has begun at `expires_at` (with a time zone), the job fails. Durations
     are in seconds or a timedelta.
 
+    `callback_url` is called for `callback_events`, by default when the job ends, with
+    `callback_headers`; a value of `{"secret": "..."}` is kept encrypted and never shown.
+
     With `cron` or `interval` it is a schedule, which makes such a job at each of its times, from
     `start_at` to `end_at`; the options from `cron` on are those of schedules.
 
@@ -78,6 +87,8 @@ class NewJob:
     retry_interval: Seconds | None = None
     retry_backoff: Literal["fixed", "exponential"] | None = None
     callback_url: str | None = None
+    callback_events: Sequence[CallbackEvent] | None = None
+    callback_headers: Mapping[str, str | Mapping[str, str]] | None = field(default=None, repr=False)
     expires_at: datetime | None = None
     labels: Mapping[str, str] | None = None
     cron: str | None = None
@@ -128,6 +139,13 @@ class NewJob:
             "retryIntervalSeconds": _seconds(self.retry_interval),
             "retryBackoff": self.retry_backoff,
             "callbackUrl": self.callback_url,
+            "callbackEvents": None if self.callback_events is None else list(self.callback_events),
+            "callbackHeaders": None
+            if self.callback_headers is None
+            else {
+                name: value if isinstance(value, str) else dict(value)
+                for name, value in self.callback_headers.items()
+            },
             "expiresAt": _moment(self.expires_at),
             "labels": None if self.labels is None else dict(self.labels),
             "cronExpr": self.cron,
@@ -220,6 +238,8 @@ _CHANGED_NAMES: Final = {
     "retry_interval": "retryIntervalSeconds",
     "retry_backoff": "retryBackoff",
     "callback_url": "callbackUrl",
+    "callback_events": "callbackEvents",
+    "callback_headers": "callbackHeaders",
 }
 
 
@@ -248,7 +268,7 @@ class JobFilter(TypedDict, total=False):
     finished_to: datetime | None
 
 
-BulkAction = Literal["cancel", "retry", "pause", "resume"]
+BulkAction = Literal["cancel", "retry", "pause", "resume", "redeliver"]
 
 
 class BulkFilter(TypedDict, total=False):

@@ -1,11 +1,14 @@
 """Tries callbacks, each once: signed, bounded, fair between hosts.
 
-Dispatchers own the schedule of retries and hand out each try.
+Dispatchers own the schedule of retries and hand out each try. A host that gives no answer again
+and again is not called for a while: what is held for it goes back uncounted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +17,12 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 import structlog
-from yarl import URL
 
 from oncue import __version__
-from oncue.protocol import Delivery, DeliveryResult
+from oncue.addresses import Network, callback_host
+from oncue.protocol import MAX_ANSWER_BYTES, Delivery, DeliveryResult
 from oncue.webhooks import sign_webhook
+from worker.breaker import Breaker
 from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply
 
 MOST_HELD: Final = 10_000
@@ -26,16 +30,36 @@ MOST_HELD_PER_HOST: Final = 500
 MOST_HELD_PER_SLOW_HOST: Final = 64
 MOST_IN_FLIGHT: Final = 256
 MOST_IN_FLIGHT_TO_SLOW_HOSTS: Final = 96
-MOST_PER_HOST: Final = 16
 MOST_PER_SLOW_HOST: Final = 2
-TRY_SECONDS: Final = 15.0
-ANSWER_BYTES: Final = 2048
 LONGEST_RETRY_AFTER_MS: Final = 24 * 3600 * 1000
 REMEMBER_TRIES: Final = 10_000
 REMEMBER_HOSTS: Final = 2000
 GONE: Final = 410
+TRIAL_AGAIN_SECONDS: Final = 5.0
+"""When a host is offered again whose one trial is under way."""
+NO_ROOM_SECONDS: Final = 1.0
+NO_ANSWER_LATELY: Final = "not tried: its host gave no answer lately"
+NO_ROOM: Final = "not tried: the worker holds as many as it may"
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """How receivers are treated: seconds a try, tries at once of a host, and its breaker."""
+
+    try_seconds: float = 15.0
+    most_per_host: int = 16
+    breaker_failures: int = 5
+    breaker_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The ids of deliveries that were taken over, and hosts that are not called for so many ms."""
+
+    accepted: list[str]
+    paused: dict[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +67,8 @@ class _Host:
     """One receiver: its deliveries not yet tried, and whether its last try got no answer."""
 
     name: str
+    limits: DeliveryLimits
+    breaker: Breaker
     waiting: deque[Delivery] = field(default_factory=deque)
     in_flight: int = 0
     slow: bool = False
@@ -51,13 +77,19 @@ class _Host:
     @property
     def has_room(self) -> bool:
         """True when it may be given one more delivery."""
+        if not self.breaker.is_closed:
+            return not self.waiting and not self.in_flight
         most = MOST_HELD_PER_SLOW_HOST if self.slow else MOST_HELD_PER_HOST
         return len(self.waiting) + self.in_flight < most
 
     @property
     def may_start(self) -> bool:
         """True when it has work and room."""
-        most = MOST_PER_SLOW_HOST if self.slow else MOST_PER_HOST
+        most = (
+            min(MOST_PER_SLOW_HOST, self.limits.most_per_host)
+            if self.slow
+            else (self.limits.most_per_host)
+        )
         return bool(self.waiting) and self.in_flight < most
 
 
@@ -71,13 +103,15 @@ class Deliverer:
     def __init__(
         self,
         egress: Egress,
-        secret: str | None,
+        secrets: Sequence[str],
         *,
+        limits: DeliveryLimits | None = None,
         tried: Callable[[DeliveryResult], None],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._egress = egress
-        self._secret = secret
+        self._secrets = tuple(secrets)
+        self._limits = limits or DeliveryLimits()
         self._tried = tried
         self._now = now
         self._held: dict[str, Delivery] = {}
@@ -92,13 +126,27 @@ class Deliverer:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def take(self, deliveries: Sequence[Delivery]) -> list[str]:
-        """Take over what fits and return its ids; without a secret nothing does."""
-        if self._secret is None:
-            return []
-        accepted = [one.delivery_id for one in deliveries if self._take_one(one)]
+    def take(self, deliveries: Sequence[Delivery]) -> Taken:
+        """Take over what fits and say what did; without a secret nothing does."""
+        taken = Taken([], {})
+        if not self._secrets:
+            return taken
+        for one in deliveries:
+            if self._take_one(one):
+                taken.accepted.append(one.delivery_id)
+            elif pause := self._pause_ms(one):
+                taken.paused[callback_host(one.url)] = pause
         self._pump()
-        return accepted
+        return taken
+
+    def take_own(self, deliveries: Sequence[Delivery]) -> None:
+        """Take over what a report brought; what does not fit goes back at once, uncounted."""
+        taken = self.take(deliveries)
+        accepted = set(taken.accepted)
+        for one in deliveries:
+            if one.delivery_id not in accepted and one.delivery_id not in self._held:
+                self._held[one.delivery_id] = one
+                self._return(one, taken.paused.get(callback_host(one.url)))
 
     def acknowledged(self, result: DeliveryResult) -> None:
         """Let go of a delivery whose try is on record."""
@@ -109,6 +157,11 @@ class Deliverer:
     def held_ids(self) -> list[str]:
         """The deliveries that this worker answers for; any thread may ask."""
         return list(self._held)
+
+    @property
+    def open_breakers(self) -> int:
+        """Hosts that are not called, or by a trial only."""
+        return sum(not host.breaker.is_closed for host in self._hosts.values())
 
     @property
     def backlog(self) -> int:
@@ -136,9 +189,8 @@ class Deliverer:
             return True
         if len(self._held) >= MOST_HELD:
             return False
-        name = _host_of(delivery.url)
-        host = self._hosts.setdefault(name, _Host(name))
-        if not host.has_room:
+        host = self._host(callback_host(delivery.url))
+        if not host.has_room or host.breaker.wait_seconds(_now()) > 0:
             return False
         self._held[delivery.delivery_id] = delivery
         host.waiting.append(delivery)
@@ -146,6 +198,41 @@ class Deliverer:
         self._idle.clear()
         self._enqueue(host)
         return True
+
+    def _host(self, name: str) -> _Host:
+        host = self._hosts.get(name)
+        if host is None:
+            breaker = Breaker(self._limits.breaker_failures, self._limits.breaker_seconds)
+            host = self._hosts[name] = _Host(name, self._limits, breaker)
+        return host
+
+    def _pause_ms(self, delivery: Delivery) -> int:
+        """For how long the host of a delivery that was not taken is not called; 0: it is full."""
+        breaker = self._host(callback_host(delivery.url)).breaker
+        if breaker.is_closed:
+            return 0
+        return round((breaker.wait_seconds(_now()) or TRIAL_AGAIN_SECONDS) * 1000)
+
+    def _return(self, delivery: Delivery, pause_ms: int | None) -> None:
+        """Give a delivery back without a try; it is held until that is on record."""
+        paused = bool(pause_ms)
+        self._tried(
+            DeliveryResult(
+                delivery_id=delivery.delivery_id,
+                try_number=delivery.try_number,
+                delivered=False,
+                not_tried=True,
+                error=NO_ANSWER_LATELY if paused else NO_ROOM,
+                # Spread, so that what comes back does not come at once.
+                retry_after_ms=round((pause_ms or NO_ROOM_SECONDS * 1000) * random.uniform(1, 1.2)),
+            )
+        )
+
+    def _return_waiting(self, host: _Host) -> None:
+        pause_ms = round(host.breaker.wait_seconds(_now()) * 1000)
+        while host.waiting and pause_ms:
+            self._waiting -= 1
+            self._return(host.waiting.popleft(), pause_ms)
 
     def _enqueue(self, host: _Host) -> None:
         if host.may_start and not host.queued:
@@ -180,12 +267,14 @@ class Deliverer:
         try:
             result, answered = await self._attempt(delivery)
             host.slow = not answered
+            host.breaker.note(answered=answered, now=_now())
             self._remember(result)
             self._tried(result)
         finally:
             host.in_flight -= 1
             self._in_flight -= 1
             self._in_flight_slow -= counted_as_slow
+            self._return_waiting(host)
             self._enqueue(host)
             if not host.waiting and not host.in_flight:
                 self._forget(host)
@@ -202,6 +291,7 @@ class Deliverer:
         """Make the try; the second value tells whether the host gave any answer."""
         body = delivery.body.encode()
         began = time.monotonic()
+        tried_at = int(self._now() * 1000)
 
         def failed(error: str) -> DeliveryResult:
             return DeliveryResult(
@@ -210,21 +300,26 @@ class Deliverer:
                 delivered=False,
                 error=error,
                 latency_ms=_since(began),
+                tried_at=tried_at,
             )
 
         try:
-            headers = sign_webhook(self._secret or "", delivery.delivery_id, int(self._now()), body)
+            headers = sign_webhook(
+                self._signing(delivery), delivery.delivery_id, int(self._now()), body
+            )
             reply = await self._egress.request(
                 "POST",
                 delivery.url,
                 headers={
+                    **delivery.headers,
                     **headers,
                     "content-type": "application/json",
                     "user-agent": f"oncue/{__version__}",
                 },
                 body=body,
-                timeout_seconds=TRY_SECONDS,
-                most_bytes=ANSWER_BYTES,
+                timeout_seconds=self._limits.try_seconds,
+                most_bytes=MAX_ANSWER_BYTES,
+                within=_networks(delivery.egress_allow),
             )
         except EgressRefused as refusal:
             return failed(str(refusal)), True
@@ -233,7 +328,14 @@ class Deliverer:
         except Exception as error:
             log.exception("a callback could not be tried", delivery_id=delivery.delivery_id)
             return failed(f"the try failed ({type(error).__name__})"), False
-        return self._judge(delivery, reply, _since(began)), True
+        result = self._judge(delivery, reply, _since(began))
+        return result.model_copy(update={"tried_at": tried_at}), True
+
+    def _signing(self, delivery: Delivery) -> list[str]:
+        """The secrets that sign a delivery: those it came with, else this worker's own."""
+        if delivery.signing is None:
+            return list(self._secrets)
+        return [one for named in delivery.signing for one in ([named] if named else self._secrets)]
 
     def _judge(self, delivery: Delivery, reply: EgressReply, latency_ms: int) -> DeliveryResult:
         delivered = 200 <= reply.status < 300
@@ -246,6 +348,7 @@ class Deliverer:
             error=None if delivered else f"the receiver answered {reply.status}",
             latency_ms=latency_ms,
             retry_after_ms=read_retry_after(reply.status, reply.headers, self._now()),
+            answer=reply.body.decode("utf-8", "replace").replace("\0", "\ufffd") or None,
         )
 
     def _remember(self, result: DeliveryResult) -> None:
@@ -268,12 +371,12 @@ def read_retry_after(status: int, headers: Mapping[str, str], now: float) -> int
     return min(max(0, round(seconds * 1000)), LONGEST_RETRY_AFTER_MS)
 
 
-def _host_of(url: str) -> str:
-    try:
-        target = URL(url)
-        return f"{target.host}:{target.port}"
-    except ValueError:
-        return ""
+def _networks(texts: Sequence[str] | None) -> list[Network] | None:
+    return None if texts is None else [ipaddress.ip_network(text) for text in texts]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _since(began: float) -> int:

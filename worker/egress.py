@@ -8,9 +8,10 @@ an address nor a resolver that changes its mind reaches an inner host.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,49 +21,11 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from oncue.addresses import Network, is_allowed, narrowed
 
 REFUSAL: Final = "egress_refused: this address may not be called"
 
 RESOLVER_THREADS: Final = 128
-
-FORBIDDEN_V4: Final = tuple(
-    ipaddress.IPv4Network(text)
-    for text in (
-        "0.0.0.0/8",  # "this network", and the unspecified address
-        "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # carrier-grade NAT, and a cloud's metadata service
-        "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # a cloud's host services
-        "169.254.0.0/16",  # link-local, and most metadata services
-        "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # protocol assignments, and a cloud's metadata service
-        "192.0.2.0/24",  # documentation
-        "192.31.196.0/24",  # AS112
-        "192.52.193.0/24",  # automatic multicast tunnelling
-        "192.88.99.0/24",  # 6to4 relays
-        "192.168.0.0/16",  # private
-        "192.175.48.0/24",  # AS112
-        "198.18.0.0/15",  # benchmarks
-        "198.51.100.0/24",  # documentation
-        "203.0.113.0/24",  # documentation
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved, and broadcast
-    )
-)
-GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
-"""All else in IPv6 is refused: loopback, mapped, NAT64, unique local, link-local, multicast."""
-FORBIDDEN_V6: Final = tuple(
-    ipaddress.IPv6Network(text)
-    for text in (
-        "2001::/23",  # Teredo, ORCHID and other protocol assignments
-        "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: an IPv4 address inside
-        "2620:4f:8000::/48",  # AS112
-        "3fff::/20",  # documentation
-    )
-)
 
 
 class EgressRefused(Exception):
@@ -89,15 +52,6 @@ class EgressReply:
     body: bytes
     truncated: bool
     broken: bool
-
-
-def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
-    """Tell whether a socket may be opened to `address`."""
-    if any(address in network for network in allowed if network.version == address.version):
-        return True
-    if isinstance(address, ipaddress.IPv4Address):
-        return not any(address in network for network in FORBIDDEN_V4)
-    return address in GLOBAL_V6 and not any(address in network for network in FORBIDDEN_V6)
 
 
 class SystemResolver(AbstractResolver):
@@ -150,8 +104,7 @@ class GuardedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Close the inner resolver."""
-        await self._inner.close()
+        """Leave the inner resolver open: others use it."""
 
 
 def check_host(host: str, allowed: Sequence[Network]) -> None:
@@ -175,21 +128,13 @@ class Egress:
         self, allowed: Sequence[Network] = (), *, resolver: AbstractResolver | None = None
     ) -> None:
         self._allowed = tuple(allowed)
-        self._resolver = GuardedResolver(resolver or SystemResolver(), self._allowed)
-        connector = aiohttp.TCPConnector(
-            resolver=self._resolver,
-            socket_factory=self._open_socket,
-            use_dns_cache=False,
-            happy_eyeballs_delay=None,
-            limit=0,
-            keepalive_timeout=15,
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,
-        )
+        self._resolver = resolver or SystemResolver()
+        self._session = _open_session(self._resolver, self._allowed, keep=True)
+
+    @property
+    def allowed(self) -> tuple[Network, ...]:
+        """The networks that may be called besides public addresses."""
+        return self._allowed
 
     async def __aenter__(self) -> Egress:
         """Use the client within a block."""
@@ -213,8 +158,12 @@ class Egress:
         body: bytes | None,
         timeout_seconds: float,
         most_bytes: int,
+        within: Sequence[Network] | None = None,
     ) -> EgressReply:
         """Send one request and read at most `most_bytes` of the answer.
+
+        `within` narrows the networks that are allowed besides public ones; such a request has a
+        connection of its own, since an open one may lead where it may not go.
 
         Raises:
             EgressRefused: the address may not be called; nothing was sent.
@@ -222,14 +171,17 @@ class Egress:
         """
         target = parse_target(url)
         try:
-            async with self._session.request(
-                method,
-                target,
-                headers={"accept-encoding": "identity", **headers},
-                data=body,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-            ) as response:
+            async with (
+                self._session_for(within) as session,
+                session.request(
+                    method,
+                    target,
+                    headers={"accept-encoding": "identity", **headers},
+                    data=body,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+                ) as response,
+            ):
                 reply = await _read(response, most_bytes)
                 if reply.truncated or reply.broken:
                     response.close()
@@ -256,11 +208,42 @@ class Egress:
         await self._session.close()
         await self._resolver.close()
 
-    def _open_socket(self, info: Any) -> socket.socket:
+    @contextlib.asynccontextmanager
+    async def _session_for(
+        self, within: Sequence[Network] | None
+    ) -> AsyncIterator[aiohttp.ClientSession]:
+        if within is None:
+            yield self._session
+            return
+        allowed = narrowed(self._allowed, within)
+        async with _open_session(self._resolver, allowed, keep=False) as session:
+            yield session
+
+
+def _open_session(
+    resolver: AbstractResolver, allowed: tuple[Network, ...], *, keep: bool
+) -> aiohttp.ClientSession:
+    def open_socket(info: Any) -> socket.socket:
         """Make the socket for one address: the last point before a connection is opened."""
         family, kind, protocol, _, sockaddr = info
-        check_host(str(sockaddr[0]), self._allowed)
+        check_host(str(sockaddr[0]), allowed)
         return socket.socket(family, kind, protocol)
+
+    kept: dict[str, Any] = {"keepalive_timeout": 15} if keep else {"force_close": True}
+    connector = aiohttp.TCPConnector(
+        resolver=GuardedResolver(resolver, allowed),
+        socket_factory=open_socket,
+        use_dns_cache=False,
+        happy_eyeballs_delay=None,
+        limit=0,
+        **kept,
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+    )
 
 
 def parse_target(url: str) -> URL:

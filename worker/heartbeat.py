@@ -15,8 +15,10 @@ import structlog
 from pydantic import ValidationError
 
 from oncue import __version__
+from oncue.addresses import Network
 from oncue.protocol import (
     HEARTBEAT_PATH,
+    MAX_EGRESS_NETWORKS,
     Heartbeat,
     HeartbeatResponse,
     OfferedHandler,
@@ -50,6 +52,7 @@ class Identity:
     labels: dict[str, str]
     delivers: bool
     offer: Offer
+    egress_allow: tuple[Network, ...] = ()
 
     @property
     def worker_id(self) -> str:
@@ -60,6 +63,11 @@ class Identity:
     def handlers(self) -> tuple[OfferedHandler, ...]:
         """What it offers."""
         return self.offer.handlers
+
+
+def _listed(networks: tuple[Network, ...]) -> list[str] | None:
+    """Return what dispatchers are told of the networks: a longer list is not told at all."""
+    return [str(one) for one in networks] if len(networks) <= MAX_EGRESS_NETWORKS else None
 
 
 class BeatFailed(Exception):
@@ -275,6 +283,7 @@ class Beats(threading.Thread):
                 HeldExecution(job_id=one.run.job_id, execution_id=one.id) for one in held.snapshot()
             ],
             held_deliveries=self._held_deliveries(),
+            egress_allow=_listed(identity.egress_allow),
             schemas=[
                 ParamsSchema(digest=one, body=identity.offer.schemas[one]) for one in self._wanted
             ],

@@ -136,8 +136,6 @@ async def open_parts(
     """
     loop = asyncio.get_running_loop()
     outside = outside or reach_outside(settings)
-    secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
-
     egress = outside.egress
     offered = offer(built_in_handlers(egress) if settings.builtin_handlers else {}, handlers)
     identity = Identity(
@@ -147,6 +145,7 @@ async def open_parts(
         weight=settings.worker_weight,
         labels=settings.worker_labels,
         delivers=settings.delivers,
+        egress_allow=egress.allowed,
         offer=describe_offer(offered),
     )
     held = Held(settings.worker_capacity)
@@ -158,7 +157,10 @@ async def open_parts(
 
     # The last two are made after those that tell them something: nothing is told before the end.
     def tried(result: DeliveryResult) -> None:
-        outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
+        if result.not_tried:
+            outcome = "not_tried"
+        else:
+            outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
         metrics.deliveries.labels(outcome).inc()
         reporter.add_try(result)
 
@@ -178,7 +180,9 @@ async def open_parts(
         gone=lambda execution: parts.release_run(execution),  # noqa: PLW0108 (parts come later)
         may_begin=liveness.may_begin,
     )
-    deliverer = Deliverer(egress, secret, tried=tried)
+    deliverer = Deliverer(
+        egress, settings.webhook_secrets, limits=settings.delivery_limits, tried=tried
+    )
     reporter = Reporter(
         worker_id=identity.worker_id,
         held=held,
@@ -186,7 +190,7 @@ async def open_parts(
         dispatchers=dispatchers,
         clock=clock,
         delivers=identity.delivers,
-        deliver=deliverer.take,
+        deliver=deliverer.take_own,
         try_reported=deliverer.acknowledged,
     )
     store = OutcomeStore(leases, held, stored=reporter.add_outcome)
@@ -302,6 +306,11 @@ def _watch_numbers(parts: Parts) -> None:
     )
     watch("log_memory_bytes", "Lines not shipped.", lambda: parts.shipper.buffers.memory)
     watch("deliveries_held", "Callbacks held.", lambda: parts.deliverer.backlog)
+    watch(
+        "breakers_open",
+        "Hosts that gave no answer again and again, and are called by a trial only.",
+        lambda: parts.deliverer.open_breakers,
+    )
     watch(
         "clock_offset_seconds",
         "How far the database's clock is ahead of this process.",

@@ -80,8 +80,10 @@ async def cancel(request: CancelRequest, parts: Running) -> CancelResponse:
 async def deliver(request: DeliverRequest, parts: Running) -> DeliverResponse:
     """Take callbacks over for one try each; those that do not fit stay owed."""
     parts.terms.admit(request.term)
-    accepted = [] if parts.held.draining else parts.deliverer.take(request.deliveries)
-    return DeliverResponse(worker_id=parts.identity.worker_id, accepted=accepted)
+    taken = parts.deliverer.take([] if parts.held.draining else request.deliveries)
+    return DeliverResponse(
+        worker_id=parts.identity.worker_id, accepted=taken.accepted, paused=taken.paused
+    )
 
 
 @guarded.post(DRAIN_PATH, responses=documented(401))

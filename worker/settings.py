@@ -14,13 +14,16 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from oncue.protocol import call_token
-from oncue.webhooks import decode_secret
+from oncue.addresses import Network
+from oncue.protocol import DELIVERY_LEASE_SECONDS, call_token
+from oncue.webhooks import check_signing_secret
+from worker.deliver import DeliveryLimits
 
 NAME_SHAPE = re.compile(r"[A-Za-z0-9._-]{1,63}")
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+LEASE_MARGIN_SECONDS = 20
+"""What a lease on a delivery must outlast a try by: three beats and the report of the try."""
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -86,7 +89,21 @@ class WorkerSettings(BaseSettings):
         description="ocw_...: the key of this worker's group, sent in place of the internal token",
     )
     webhook_secret: SecretStr | None = Field(
-        None, description="whsec_...: signs callbacks; unset: this worker delivers none"
+        None,
+        description="whsec_...: signs callbacks; of a comma list each does, while they are "
+        "rotated; unset: this worker delivers none",
+    )
+    callback_timeout_seconds: float = Field(
+        15.0, gt=0, description="one try of a callback; at most 40, which its lease outlasts"
+    )
+    callback_host_concurrency: int = Field(
+        16, ge=1, le=256, description="callbacks to one host:port at once"
+    )
+    callback_breaker_failures: int = Field(
+        5, ge=1, le=1000, description="tries in a row without an answer, then a host has a pause"
+    )
+    callback_breaker_seconds: float = Field(
+        5.0, ge=0.1, le=300, description="the first pause; it doubles, up to 12 times this"
     )
     egress_allow: Annotated[tuple[Network, ...], NoDecode] = Field(
         (), description="networks that callbacks and `http` may reach besides public ones"
@@ -150,8 +167,23 @@ class WorkerSettings(BaseSettings):
     @classmethod
     def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
         if secret is not None:
-            decode_secret(secret.get_secret_value())
+            parts = _split(secret.get_secret_value())
+            if not 1 <= len(parts) <= 2:
+                raise ValueError("one secret, or two while they are rotated")
+            for part in parts:
+                check_signing_secret(part)
         return secret
+
+    @field_validator("callback_timeout_seconds")
+    @classmethod
+    def _check_timeout(cls, seconds: float) -> float:
+        longest = DELIVERY_LEASE_SECONDS - LEASE_MARGIN_SECONDS
+        if seconds > longest:
+            raise ValueError(
+                f"at most {longest}: the lease on a delivery is {DELIVERY_LEASE_SECONDS} s, and "
+                "must outlast a try and its report"
+            )
+        return seconds
 
     @model_validator(mode="after")
     def _refuse_open_worker(self) -> WorkerSettings:
@@ -182,6 +214,21 @@ class WorkerSettings(BaseSettings):
     def delivers(self) -> bool:
         """True when this worker can sign callbacks."""
         return self.webhook_secret is not None
+
+    @property
+    def webhook_secrets(self) -> list[str]:
+        """What signs callbacks, in its order."""
+        return [] if self.webhook_secret is None else _split(self.webhook_secret.get_secret_value())
+
+    @property
+    def delivery_limits(self) -> DeliveryLimits:
+        """How receivers of callbacks are treated."""
+        return DeliveryLimits(
+            try_seconds=self.callback_timeout_seconds,
+            most_per_host=self.callback_host_concurrency,
+            breaker_failures=self.callback_breaker_failures,
+            breaker_seconds=self.callback_breaker_seconds,
+        )
 
     @property
     def url(self) -> str:

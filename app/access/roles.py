@@ -50,6 +50,7 @@ NEEDED: Final = {
     "change_job": Role.OPERATE,
     "backfill_jobs": Role.OPERATE,
     "redeliver_callback": Role.OPERATE,
+    "redeliver_callbacks": Role.OPERATE,
     "drain_worker": Role.OPERATE,
     "submit_bulk": Role.OPERATE,
     "cancel_bulk_operation": Role.OPERATE,
@@ -63,6 +64,12 @@ NEEDED: Final = {
     "get_tenant": Role.ADMIN,
     "change_tenant": Role.ADMIN,
     "list_audit": Role.ADMIN,
+    "get_webhook_secret": Role.ADMIN,
+    "set_webhook_secret": Role.ADMIN,
+    "rotate_webhook_secret": Role.ADMIN,
+    "forget_webhook_secret": Role.ADMIN,
+    "get_egress_allow": Role.READ,
+    "set_egress_allow": Role.ADMIN,
 }
 """The role that each route under `/openapi` needs, by its operationId."""
 

@@ -41,6 +41,7 @@ _DONE: Final = {
     "retry": "retried",
     "pause": "paused",
     "resume": "resumed",
+    "redeliver": "called back again",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Final, Literal
 
 import typer
@@ -149,19 +150,45 @@ def trigger(
         show_one(client.trigger(job_id, **options), as_json=as_json)
 
 
-@commands.command(epilog=show.examples("oncue redeliver 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b"))
+@commands.command(
+    epilog=show.examples(
+        "oncue redeliver 01998f2e-8f3c-7c62-9a51-0a9f6c1d2e3b",
+        "oncue redeliver --job 7",
+        "oncue redeliver --where finished-from=2030-01-31T02:00:00Z --rate 50 --dry-run",
+    )
+)
 def redeliver(
     delivery_id: Annotated[
-        str, typer.Argument(help="As `callbacks` shows it.", metavar="DELIVERY", show_default=False)
-    ],
+        str | None,
+        typer.Argument(help="As `callbacks` shows it.", metavar="DELIVERY", show_default=False),
+    ] = None,
+    job: Annotated[
+        int | None, typer.Option(help="All callbacks of this job that were given up.", min=1)
+    ] = None,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Deliver a callback again now, under the same webhook-id."""
+    """Deliver a callback again now, under the same webhook-id; or all that were given up."""
+    asked = bulk.Asked("redeliver", where or [], dry_run, rate, yes, request_id, wait, timeout)
+    if sum((delivery_id is not None, job is not None, bool(where))) != 1:
+        end(BAD_USAGE, "give a delivery's id, --job or --where; see `oncue redeliver --help`")
     with talking(url, api_key) as client:
-        found = client.redeliver(delivery_id)
-        show.show_json(found) if as_json else show.show_callbacks([found], more=False)
+        if the_one(1 if where is None else None, asked) is None:
+            change_many(client, asked, as_json=as_json)
+        elif job is not None:
+            count = client.redeliver_failed(job)
+            print(json.dumps({"redelivered": count}) if as_json else f"{count} are tried again")
+        elif delivery_id is not None:
+            found = client.redeliver(delivery_id)
+            show.show_json(found) if as_json else show.show_callbacks([found], more=False)
 
 
 @commands.command(

@@ -75,3 +75,20 @@ def pair_of(flag: str, given: str) -> tuple[str, str]:
     if not name or not separator:
         end(BAD_USAGE, f"{flag} is NAME=VALUE, not {given!r}")
     return name, value
+
+
+def headers_of(plain: list[str] | None, secret: list[str] | None) -> dict[str, Any] | None:
+    """Read the headers of callbacks; the value of a secret one may be in a file behind @."""
+    headers: dict[str, Any] = dict(pair_of("--callback-header", one) for one in plain or [])
+    for one in secret or []:
+        name, separator, value = one.partition("=")
+        # What is secret is not repeated on a terminal.
+        if not name or not separator:
+            end(BAD_USAGE, "--callback-secret-header is NAME=VALUE")
+        if value.startswith("@"):
+            try:
+                value = Path(value[1:]).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                end(BAD_USAGE, f"--callback-secret-header: {value[1:]}: {error.strerror}")
+        headers[name] = {"secret": value}
+    return headers or None

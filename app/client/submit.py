@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from app.client import complete, show
-from app.client.flags import duration_of, moment_or_none, pair_of, params_of, word_of
+from app.client.flags import (
+    duration_of,
+    headers_of,
+    moment_or_none,
+    pair_of,
+    params_of,
+    word_of,
+)
 from app.client.talk import (
     BAD_USAGE,
     ApiKey,
@@ -22,6 +29,16 @@ from app.client.talk import (
     talking,
 )
 from app.client.wait import Wait, finish
+
+
+class Event(StrEnum):
+    """What a callback may be for."""
+
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+    started = "started"
+    retrying = "retrying"
 
 
 class Misfire(StrEnum):
@@ -106,6 +123,19 @@ def submit(
     callback_url: Annotated[
         str | None, typer.Option(help="Gets a signed POST when the job has ended.")
     ] = None,
+    callback_event: Annotated[
+        list[Event] | None,
+        typer.Option(help="What the callback is for, not only the end; may be repeated."),
+    ] = None,
+    callback_header: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE to send with it; may be repeated.")
+    ] = None,
+    callback_secret_header: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The same, kept encrypted and never shown; NAME=@FILE keeps it out of `ps`."
+        ),
+    ] = None,
     expires_at: Annotated[
         str | None, typer.Option(help="Fails unless an attempt has begun by then, RFC 3339.")
     ] = None,
@@ -158,6 +188,8 @@ def submit(
         "retry_interval": retry_interval,
         "retry_backoff": None if retry_backoff is None else retry_backoff.value,
         "callback_url": callback_url,
+        "callback_events": [one.value for one in callback_event] if callback_event else None,
+        "callback_headers": headers_of(callback_header, callback_secret_header),
         "expires_at": moment_or_none("--expires-at", expires_at),
         "labels": dict(pair_of("--label", one) for one in label) if label else None,
         "cron": cron,

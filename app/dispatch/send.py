@@ -22,13 +22,15 @@ from app.fleet.reports import ending_of
 from app.fleet.roster import Roster
 from app.fleet.settler import Settler
 from app.ground import Ground
+from app.lifecycle.callback_body import wants
 from app.lifecycle.moves.assign import Reassignment, note_running, reassign
 from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.ending import Ending
+from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.nodes import Node
-from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
-from app.plumbing.bus import ENDED, LOAD, Signal
+from app.plumbing.bus import ENDED, LOAD, OWED, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer, Reply
 from app.plumbing.json_text import Unencodable
@@ -216,6 +218,7 @@ class Sender:
         refused: dict[str, str] = {}
         endings: list[Ending] = []
         stuck: list[Claimed] = []
+        begun: dict[int, str] = {}
         now = time.monotonic()
         for answer in response.answers:
             run = by_id.pop(answer.execution_id, None)
@@ -231,6 +234,8 @@ class Sender:
                 endings.append(ending)
             elif answer.owner_execution_id in (None, answer.execution_id):
                 self._accepted[answer.execution_id] = (now, int(self._clock.now_ms()))
+                if run.callback_events and wants(run.callback_events, JobStatus.RUNNING):
+                    begun[run.job_id] = run.execution_id
             else:
                 # An earlier execution of the same attempt holds the run key: a new attempt, with
                 # a key of its own, is the way out.
@@ -245,11 +250,25 @@ class Sender:
         self._bus.publish(
             LOAD, [worker_id, response.load.seq, response.load.active], here_only=True
         )
+        if begun:
+            self._tasks.start(self._tell_starts(begun), name=f"tell starts {worker_id}")
         if endings:
             await asyncio.gather(*(self._settler.settle(ending) for ending in endings))
         if refused:
             await self._replace([run for run in runs if run.execution_id in refused], refused, term)
         await self._give_back(stuck, dict.fromkeys(_ids(stuck), "its run key is taken"), term)
+
+    async def _tell_starts(self, begun: dict[int, str]) -> None:
+        """Owe the callbacks of begun attempts; what cannot be written now is owed by their ends."""
+        try:
+            owed = await self._database.write(
+                lambda connection: tell_starts(connection, self._database, begun)
+            )
+        except DatabaseUnavailable as error:
+            log.info("starts_not_told", runs=len(begun), error=str(error))
+            return
+        if owed:
+            self._bus.publish(OWED, [])
 
     async def _replace(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
         """Give refused runs to other workers, or back to their queue."""

@@ -18,6 +18,7 @@ from app.ground import Ground
 from app.lifecycle.handler_schemas import read_schemas
 from app.lifecycle.nodes import Node, read_nodes
 from app.plumbing.bus import BEAT
+from oncue.addresses import Network
 from oncue.protocol import LEASE_SECONDS, WorkerState
 
 log = structlog.get_logger(__name__)
@@ -97,6 +98,17 @@ class LiveFleet:
     async def offers(self, handler: str) -> bool:
         """Tell whether a live worker offers a handler."""
         return handler in await self.handlers()
+
+    async def egress_lists(self) -> list[tuple[Network, ...]] | None:
+        """Return what each live worker that delivers may call besides public addresses.
+
+        None: there is no such worker, or one does not say.
+        """
+        await self._refresh()
+        lists = [node.egress_allow for node in self._nodes if node.delivers]
+        if not lists or any(one is None for one in lists):
+            return None
+        return [one for one in lists if one is not None]
 
     async def _refresh(self) -> None:
         if time.monotonic() - self._read_at > FRESH_SECONDS:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.edge.problems import Problem
+from app.fleet.dress import Dresser
 from app.fleet.groups import read_fence
 from app.fleet.settler import Settler, unstorable
 from app.ground import Ground
@@ -61,10 +62,12 @@ class Reports:
         self,
         ground: Ground,
         settler: Settler,
+        dresser: Dresser,
     ) -> None:
         self._database = ground.database
         self._bus = ground.bus
         self._settler = settler
+        self._dresser = dresser
         self._metrics = ground.metrics
         self._schedule = ground.settings.callback_schedule_seconds
 
@@ -95,13 +98,13 @@ class Reports:
                 by_key, worker_id, endings, stopped, tries
             )
         stored, released, tried = await asyncio.gather(
-            self._settle(endings), self._release(stopped), self._note(tries)
+            self._settle(endings), self._release(stopped), self._note(worker_id, tries)
         )
         return ReportsResponse(
             acknowledged=[*stored, *foreign.endings],
             acknowledged_stopped=[*released, *foreign.stopped],
             acknowledged_tries=[*tried, *foreign.tries],
-            deliveries=_deliveries(list(stored.values())),
+            deliveries=await self._deliveries(list(stored.values())),
         )
 
     async def _fence(
@@ -168,19 +171,38 @@ class Reports:
                 self._bus.publish(WAKE, wakes)
         return stopped
 
-    async def _note(self, results: list[DeliveryResult]) -> list[str]:
+    async def _deliveries(self, settlements: list[Settlement]) -> list[Delivery]:
+        """Return what the worker is to deliver at once; what is left is handed over later."""
+        owed = [one.delivery for one in settlements if one.delivery is not None]
+        if not owed:
+            return []
+        try:
+            made, _ = await self._dresser.dress(owed)
+        except DatabaseUnavailable:
+            # The outcomes are stored, and must be acknowledged.
+            return []
+        return made
+
+    async def _note(self, worker_id: str, results: list[DeliveryResult]) -> list[str]:
         if not results:
             return []
         results = [_storable(result) for result in results]
 
         async def write(connection: AsyncConnection) -> int | None:
             return await note_tries(
-                connection, self._database, results, schedule_seconds=self._schedule
+                connection,
+                self._database,
+                results,
+                worker_id=worker_id,
+                schedule_seconds=self._schedule,
             )
 
         next_try_at = await self._database.write(write)
         for result in results:
-            outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
+            if result.not_tried:
+                outcome = "not_tried"
+            else:
+                outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
             self._metrics.callback_tries.labels(outcome).inc()
         if next_try_at is not None:
             self._bus.publish(OWED, [next_try_at])
@@ -285,22 +307,12 @@ def _envelope(body: bytes) -> dict[str, Any]:
     return dict(envelope)
 
 
-def _deliveries(settlements: list[Settlement]) -> list[Delivery]:
-    return [
-        Delivery(
-            delivery_id=one.delivery.delivery_id,
-            try_number=one.delivery.try_number,
-            url=one.delivery.url,
-            body=one.delivery.body,
-        )
-        for one in settlements
-        if one.delivery is not None
-    ]
-
-
 def _storable(result: DeliveryResult) -> DeliveryResult:
     return result.model_copy(
-        update={"error": None if result.error is None else _text(result.error)}
+        update={
+            "error": None if result.error is None else _text(result.error),
+            "answer": None if result.answer is None else _text(result.answer),
+        }
     )
 
 

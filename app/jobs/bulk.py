@@ -41,6 +41,7 @@ EMPTY_FILTER: Final = (
     "send at least one of status, handler, namePrefix, label and a range of times; "
     "a bulk action without a filter would meet every job."
 )
+REDELIVER: Final = "redeliver"
 MOST_COUNTED: Final = 10_000
 """A count ends here, or after so many pages of a walk, and says that there may be more."""
 MOST_PAGES: Final = 40
@@ -67,7 +68,7 @@ class Scope:
 def scope_of(action: str, narrowed: BulkFilter) -> Scope:
     """Return what a checked request means."""
     status = None if narrowed.status is None else JobStatus[narrowed.status]
-    statuses = verb_sources(action) if status is None else frozenset({status})
+    statuses = states_of(action) if status is None else frozenset({status})
     label = None if narrowed.label is None else narrowed.label.partition("=")
     wanted = JobFilter(
         handler=narrowed.handler,
@@ -77,8 +78,14 @@ def scope_of(action: str, narrowed: BulkFilter) -> Scope:
         created_to=_ms(narrowed.created_to),
         finished_from=_ms(narrowed.finished_from),
         finished_to=_ms(narrowed.finished_to),
+        failed_callbacks=action == REDELIVER,
     )
     return Scope(wanted, statuses & TERMINAL_JOBS if wanted.by_finish else statuses)
+
+
+def states_of(action: str) -> frozenset[JobStatus]:
+    """Return the states that allow an action; callbacks are sent again whatever the job does."""
+    return frozenset(JobStatus) if action == REDELIVER else verb_sources(action)
 
 
 class BulkDesk:
@@ -199,7 +206,7 @@ class BulkDesk:
             raise validation_problem(list(error.errors(include_url=False))) from None
         if request.rate_per_second is not None and request.rate_per_second > self._most:
             raise invalid(f"at most {self._most:g}", "/ratePerSecond")
-        possible = verb_sources(request.action)
+        possible = states_of(request.action)
         status = request.filter.status
         words = ", ".join(one.name for one in sorted(possible))
         if status is not None and JobStatus[status] not in possible:
@@ -210,7 +217,7 @@ class BulkDesk:
         if request.filter.by_finish and not scope_of(request.action, request.filter).statuses:
             raise invalid(
                 f"a job that has finished allows no {request.action}, so a range of finishing "
-                "goes with retry alone",
+                "goes with retry and redeliver alone",
                 "/filter",
             )
         return request

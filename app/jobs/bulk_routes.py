@@ -47,7 +47,7 @@ def bulk_routes(*, keys: Gate, desk: BulkDesk) -> APIRouter:
         openapi_extra=body_of("SubmitBulk"),
     )
     async def submit_bulk(request: Request) -> Response:
-        """Cancel, retry, pause or resume all jobs that match a filter, at a rate.
+        """Cancel, retry, pause or resume all jobs that match a filter, or redeliver, at a rate.
 
         Jobs whose state does not allow the action do not match; those made later are not touched.
         An empty filter is refused. One `clientRequestId` is one operation.

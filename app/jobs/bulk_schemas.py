@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from app.jobs.schemas import Int64, JobError, Key, Moment, StatusWord, Timestamp
 
-Action = Literal["cancel", "retry", "pause", "resume"]
+Action = Literal["cancel", "retry", "pause", "resume", "redeliver"]
 OperationWord = Literal["QUEUED", "RUNNING", "SUCCEEDED", "CANCELLED", "FAILED"]
 ONE_OF = ("handler", "name_prefix", "label")
 
@@ -83,7 +83,10 @@ class BulkFilter(_Wire):
 class SubmitBulk(_Wire):
     """One action for all jobs that match."""
 
-    action: Action
+    action: Action = Field(
+        description="`redeliver`: their callbacks that were given up are tried again; jobs without "
+        "such ones do not match."
+    )
     filter: BulkFilter = Field(description="Must not be empty.")
     dry_run: bool = Field(False, strict=True, description="Only count what matches.")
     rate_per_second: float | None = Field(

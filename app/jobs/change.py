@@ -16,6 +16,7 @@ from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.announce import announce
+from app.jobs.callback_fields import kept_events, kept_headers, refused_callback
 from app.jobs.check_params import refused_params
 from app.jobs.digest import request_digest
 from app.jobs.look import find_job, no_such_job
@@ -34,6 +35,7 @@ from app.lifecycle.moves.trigger import OtherParams, trigger_job
 from app.lifecycle.reads import live_children, read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
+from app.plumbing.sealed import Sealer
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
@@ -209,7 +211,11 @@ class Changes:
             )
         revisions = _revisions(if_match)
         request = _request(parse_object(body))
-        values = _new_values(request)
+        values = _new_values(request, self._ground.sealer)
+        if request.callback_url is not None:
+            refusal = await refused_callback(self._fleet, request.callback_url)
+            if refusal is not None:
+                raise refusal
         asked = _asked(caller, job_id, "change")
         if values.new_params:
             await self._check_params(asked, request.params, values.params)
@@ -338,11 +344,15 @@ def _request(sent: dict[str, Any]) -> ChangeJob:
         raise validation_problem(list(error.errors(include_url=False))) from None
 
 
-def _new_values(request: ChangeJob) -> NewValues:
+def _new_values(request: ChangeJob, sealer: Sealer) -> NewValues:
     fields = request.model_fields_set
     columns: dict[str, Any] = {name: getattr(request, name) for name in _COLUMNS if name in fields}
     if "retry_interval_seconds" in fields:
         columns["retry_interval_ms"] = round(request.retry_interval_seconds * 1000)
+    if "callback_events" in fields:
+        columns["callback_events"] = kept_events(request.callback_events)
+    if "callback_headers" in fields:
+        columns["callback_headers"] = kept_headers(request.callback_headers, sealer)
     if "expires_at" in fields:
         columns["expires_at"] = None if request.expires_at is None else epoch_ms(request.expires_at)
     return NewValues(

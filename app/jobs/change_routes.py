@@ -1,8 +1,8 @@
-"""The routes of callers that change jobs and callbacks."""
+"""The routes of callers that change jobs."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from app.access.caller import Caller
 from app.access.keys import Gate
@@ -10,11 +10,8 @@ from app.edge.problems import problem_answers
 from app.ground import Ground
 from app.jobs.answers import JobId, body_of, job_headers, json_answer, require_json
 from app.jobs.backfill import backfill
-from app.jobs.callbacks import deliver_again
 from app.jobs.change import Changes
-from app.jobs.schemas import Backfill, Callback, Job
-
-DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
+from app.jobs.schemas import Backfill, Job
 
 
 def change_routes(*, ground: Ground, keys: Gate, changes: Changes) -> APIRouter:
@@ -160,16 +157,6 @@ def change_routes(*, ground: Ground, keys: Gate, changes: Changes) -> APIRouter:
         require_json(request)
         answer = await backfill(ground, caller, job_id, await request.body())
         return json_answer(answer, 200 if answer["backfillId"] is None else 202)
-
-    @router.post(
-        "/callbacks/{deliveryId}/redeliver",
-        response_model=Callback,
-        summary="Deliver a callback again",
-        responses=problem_answers("unauthorized", "callback_not_found", "validation_failed"),
-    )
-    async def redeliver_callback(delivery_id: DeliveryId, caller: Identified) -> Response:
-        """Try a callback again now, whatever became of it, with the same `webhook-id`."""
-        return json_answer(await deliver_again(ground, caller, delivery_id))
 
     return router
 

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from app.jobs.callback_fields import CallbackEvents, CallbackHeaders, EventWord, SecretValue
 from app.jobs.reason_codes import ReasonCode
 from app.schedules.cron import DstFold, DstGap
 from app.schedules.grammar import Dialect
@@ -111,6 +112,15 @@ class SubmitJob(_Wire):
     callback_url: CallbackUrl | None = Field(
         None, description="http or https; gets a signed POST when the job ends."
     )
+    callback_events: CallbackEvents | None = Field(
+        None,
+        description="What it is called for: how the job ends by default; `started` and "
+        "`retrying` are of each attempt.",
+    )
+    callback_headers: CallbackHeaders | None = Field(
+        None,
+        description='Sent with each callback; `{"secret": "..."}` is kept encrypted and not shown.',
+    )
     expires_at: Moment | None = Field(
         None, description="FAILED with the code `expired` unless an attempt has begun by then."
     )
@@ -175,6 +185,8 @@ class SubmitJob(_Wire):
             raise ValueError(f"send {' or '.join(sent)}, not both")
         if self.run_at and self.expires_at and self.expires_at <= self.run_at:
             raise ValueError("expiresAt must be later than runAt")
+        if self.callback_url is None and (self.callback_events or self.callback_headers):
+            raise ValueError("callbackEvents and callbackHeaders need a callbackUrl")
         return self
 
 
@@ -191,6 +203,12 @@ class ChangeJob(_Wire):
     params: Any = Field(default_factory=_not_sent, description="Any JSON, up to 64 KiB.")
     callback_url: CallbackUrl | None = Field(
         default_factory=_not_sent, description="null: no callback."
+    )
+    callback_events: CallbackEvents | None = Field(
+        default_factory=_not_sent, description="null: how it ends."
+    )
+    callback_headers: CallbackHeaders | None = Field(
+        default_factory=_not_sent, description="All of them anew; null: none."
     )
     expires_at: Moment | None = Field(default_factory=_not_sent, description="null: never expires.")
     cron_expr: str = Field(
@@ -348,6 +366,10 @@ class Job(_Wire):
     retry_backoff: Literal["fixed", "exponential"]
     timeout_ms: Int64 | None = Field(description="Of each attempt; null is the server's default.")
     callback_url: str | None
+    callback_events: list[EventWord]
+    callback_headers: dict[str, str | SecretValue] | None = Field(
+        description="Of a secret value only that there is one."
+    )
     priority: int
     next_trigger_time: Timestamp | None
     expires_at: Timestamp | None = Field(description="When it fails unless an attempt has begun.")
@@ -494,12 +516,25 @@ class BackfillList(_Wire):
     next_cursor: str | None
 
 
+class CallbackTry(_Wire):
+    """One try of a callback."""
+
+    try_number: int = Field(alias="try")
+    at: Timestamp
+    worker_id: str
+    delivered: bool
+    status_code: int | None = Field(description="null: no answer.")
+    latency_ms: int
+    error: str | None
+    answer: str | None = Field(description="The first 2 KiB of what was answered.")
+
+
 class Callback(_Wire):
-    """A callback that the end of a job owes or owed."""
+    """A callback that a job owes or owed."""
 
     delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
     job_id: Int64
-    event: Literal["job.succeeded", "job.failed", "job.cancelled"]
+    event: Literal["job.succeeded", "job.failed", "job.cancelled", "job.started", "job.retrying"]
     url: str
     status: Literal["PENDING", "DELIVERED", "EXHAUSTED", "GONE"]
     tries: int = Field(description="Begun; the last one may be under way.")
@@ -508,6 +543,15 @@ class Callback(_Wire):
     next_try_at: Timestamp | None
     created_at: Timestamp
     ended_at: Timestamp | None
+    history: list[CallbackTry] = Field(
+        description="The newest 20 tries, newest first; empty but in the list of a job's callbacks."
+    )
+
+
+class Redelivered(_Wire):
+    """How many callbacks are tried again."""
+
+    redelivered: int
 
 
 class CallbackList(_Wire):

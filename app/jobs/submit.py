@@ -17,6 +17,7 @@ from app.access.caller import Caller
 from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.callback_fields import kept_events, kept_headers, refused_callback
 from app.jobs.check_params import refused_params
 from app.jobs.digest import differing_fields, request_digest
 from app.jobs.look import EXECUTIONS_SHOWN, find_job
@@ -79,6 +80,7 @@ class Submitter:
         self._clock = ground.clock
         self._min_interval_ms = ground.settings.min_interval_ms
         self._fleet = fleet
+        self._sealer = ground.sealer
         self._metrics = ground.metrics
         self._queues: dict[tuple[int, str, str], int] = {}
         self._commits: GroupCommit[NewJob, Entered] = GroupCommit(
@@ -170,6 +172,11 @@ class Submitter:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
             raise invalid(str(error), "/labels") from None
+        headers, closed = None, None
+        try:
+            headers = kept_headers(request.callback_headers, self._sealer)
+        except Problem as problem:
+            closed = problem
         schedule, refusal = schedule_of(
             request,
             caller.tenant_id,
@@ -178,6 +185,9 @@ class Submitter:
         )
         if refusal is None:
             refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
+        refusal = refusal or closed
+        if refusal is None:
+            refusal = await refused_callback(self._fleet, request.callback_url)
         queue_id = 0
         if refusal is None:
             queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
@@ -197,6 +207,8 @@ class Submitter:
             delay_ms=request.delay_ms or 0,
             timeout_ms=request.timeout_ms,
             callback_url=request.callback_url,
+            callback_events=kept_events(request.callback_events),
+            callback_headers=headers,
             expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
             params=params,
             labels=request.labels,

@@ -9,6 +9,7 @@ import orjson
 from sqlalchemy import RowMapping
 
 from app.fleet.live import HandlerOffer
+from app.jobs.callback_fields import shown_events, shown_headers
 from app.lifecycle.moves.backfill import WORDS
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
@@ -44,6 +45,8 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         "retryBackoff": job["retry_backoff"],
         "timeoutMs": job["timeout_ms"],
         "callbackUrl": job["callback_url"],
+        "callbackEvents": shown_events(job["callback_events"]),
+        "callbackHeaders": shown_headers(job["callback_headers"]),
         "priority": job["priority"],
         "nextTriggerTime": _time(job["next_trigger_time"]) if waits else None,
         "expiresAt": _time(job["expires_at"]),
@@ -167,8 +170,8 @@ def line_view(line: KeptLine) -> dict[str, Any]:
     }
 
 
-def callback_view(row: RowMapping) -> dict[str, Any]:
-    """Show one callback."""
+def callback_view(row: RowMapping, tries: Sequence[RowMapping] = ()) -> dict[str, Any]:
+    """Show one callback with its newest tries."""
     status = DeliveryStatus(row["status"])
     return {
         "deliveryId": row["delivery_id"],
@@ -182,6 +185,20 @@ def callback_view(row: RowMapping) -> dict[str, Any]:
         "nextTryAt": _time(row["next_try_at"]) if status is DeliveryStatus.PENDING else None,
         "createdAt": _time(row["created_at"]),
         "endedAt": _time(row["ended_at"]),
+        "history": [_try_view(one) for one in tries],
+    }
+
+
+def _try_view(row: RowMapping) -> dict[str, Any]:
+    return {
+        "try": row["try_number"],
+        "at": _time(row["tried_at"]),
+        "workerId": row["worker_id"],
+        "delivered": bool(row["delivered"]),
+        "statusCode": row["status_code"],
+        "latencyMs": row["latency_ms"],
+        "error": row["error"],
+        "answer": row["answer"],
     }
 
 

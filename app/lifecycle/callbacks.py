@@ -1,17 +1,20 @@
-"""Reads of callbacks, by the indexes of their job and of their delivery id."""
+"""Reads of callbacks and their tries, by the keys of their job and of their delivery id."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sqlalchemy import RowMapping, text
+from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 CALLBACK_COLUMNS: Final = (
     "id, delivery_id, job_id, event_type, url, status, tries, last_status_code, last_error, "
     "owner_worker_id, next_try_at, created_at, ended_at"
 )
+MOST_TRIES: Final = 20
+"""How many tries of a callback are shown, the newest."""
 
 
 async def read_callbacks(
@@ -41,3 +44,25 @@ async def read_callback(
         {"delivery": delivery_id, "tenant": tenant_id},
     )
     return rows.mappings().one_or_none()
+
+
+_TRIES: Final = text(
+    "SELECT t.delivery_key, t.try_number, t.tried_at, t.worker_id, t.delivered, t.status_code, "
+    "t.latency_ms, t.error, t.answer FROM callback_delivery AS d JOIN callback_try AS t "
+    "ON t.job_id = d.job_id AND t.delivery_key = d.id AND t.try_number > d.tries - :most "
+    "WHERE d.id IN :ids AND d.job_id = :job ORDER BY t.delivery_key, t.try_number DESC"
+).bindparams(bindparam("ids", expanding=True))
+
+
+async def read_tries(
+    connection: AsyncConnection, job_id: int, callbacks: Sequence[RowMapping]
+) -> Mapping[int, Sequence[RowMapping]]:
+    """Return the newest tries of each of a job's callbacks, by its key, newest first."""
+    found: dict[int, list[RowMapping]] = defaultdict(list)
+    if callbacks:
+        rows = await connection.execute(
+            _TRIES, {"job": job_id, "ids": [row["id"] for row in callbacks], "most": MOST_TRIES}
+        )
+        for row in rows.mappings():
+            found[row["delivery_key"]].append(row)
+    return found

@@ -13,6 +13,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.callback_body import END_TYPES
 from app.lifecycle.callbacks import read_callbacks
 from app.lifecycle.nodes import Node, read_node, read_nodes
 from app.lifecycle.reads import read_executions
@@ -139,7 +140,7 @@ async def _read(
         job=job,
         executions=executions[:ATTEMPTS_TOLD],
         more_executions=len(executions) > ATTEMPTS_TOLD,
-        callback=callbacks[0] if callbacks else None,
+        callback=callbacks[0] if callbacks and callbacks[0]["event_type"] in END_TYPES else None,
     )
     return await _with_fleet(connection, database, evidence)
 

@@ -20,7 +20,7 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.reads import JOB_COLUMNS, read_schedules, results_of
-from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
+from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
 WALK_ROWS: Final = 5000
@@ -58,6 +58,8 @@ class JobFilter:
     created_to: int | None = None
     finished_from: int | None = None
     finished_to: int | None = None
+    failed_callbacks: bool = False
+    """Only jobs of which a callback was given up, also by a 410."""
 
     @property
     def by_finish(self) -> bool:
@@ -180,6 +182,12 @@ class _Lister:
             if value is not None:
                 self._conditions.append(condition)
                 self._values[name] = value
+        if wanted.failed_callbacks:
+            # A scalar: an EXISTS may be turned round to begin with all callbacks.
+            self._conditions.append(
+                "(SELECT MAX(d.status) FROM callback_delivery AS d WHERE d.job_id = job_info.id "
+                f"AND +d.status >= {int(DeliveryStatus.EXHAUSTED)}) IS NOT NULL"
+            )
         if wanted.name_prefix is not None:
             self._conditions.append("SUBSTR(job_name, 1, :length) = :prefix")
             self._values |= {"length": len(wanted.name_prefix), "prefix": wanted.name_prefix}

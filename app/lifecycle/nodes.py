@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,7 @@ from sqlalchemy import RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.plumbing.database import Database
+from oncue.addresses import Network
 from oncue.protocol import Heartbeat, WorkerState, call_token
 
 
@@ -39,6 +41,8 @@ class Node:
     last_heartbeat: int
 
     handler_names: frozenset[str]
+    egress_allow: tuple[Network, ...] | None = None
+    """What it may call besides public addresses; None: it does not say."""
     worker_group: str | None = None
     """The group of the key by which it beats; None for the internal token."""
     key_digest: str | None = field(default=None, repr=False)
@@ -61,7 +65,7 @@ class GroupKey:
 _COLUMNS: Final = (
     "id, name, boot_id, url, version, state, handlers, labels, capacity, weight, delivers, "
     "load_seq, active, queued, avg_cost_ms, cpu_idle_percent, held, beats, last_heartbeat, "
-    "worker_group, key_digest"
+    "egress_allow, worker_group, key_digest"
 )
 _VALUES: Final = (
     ":id, :name, :boot_id, :url, :version, :state, :handlers, :labels, :capacity, :weight, "
@@ -82,6 +86,7 @@ _CHANGING: Final = (
     "cpu_idle_percent",
     "held",
     "last_heartbeat",
+    "egress_allow",
 )
 
 
@@ -97,7 +102,8 @@ def _upsert(database: Database, *, revive: bool, by_key: bool) -> str:
     head = "ON CONFLICT (id) DO UPDATE SET" if database.is_sqlite else "ON DUPLICATE KEY UPDATE"
     return (
         f"INSERT INTO worker_node ({_COLUMNS}, first_heartbeat) "
-        f"VALUES ({_VALUES}, 1, {database.now_ms}, :worker_group, :key_digest, {database.now_ms}) "
+        f"VALUES ({_VALUES}, 1, {database.now_ms}, :egress_allow, :worker_group, :key_digest, "
+        f"{database.now_ms}) "
         f"{head} {changes}, state = {state}, beats = worker_node.beats + 1"
     )
 
@@ -132,6 +138,9 @@ async def record_beat(
             "queued": beat.load.queued,
             "avg_cost_ms": beat.avg_cost_ms,
             "cpu_idle_percent": beat.cpu_idle_percent,
+            "egress_allow": None
+            if beat.egress_allow is None
+            else orjson.dumps(beat.egress_allow).decode(),
             "held": orjson.dumps([one.execution_id for one in beat.held]).decode(),
             "worker_group": None if by_key is None else by_key.worker_group,
             "key_digest": None if by_key is None else by_key.digest,
@@ -232,7 +241,18 @@ def _node(row: RowMapping) -> Node:
         last_heartbeat=row["last_heartbeat"],
         worker_group=row["worker_group"],
         key_digest=row["key_digest"],
+        egress_allow=_networks(row["egress_allow"]),
     )
+
+
+def _networks(kept: str | None) -> tuple[Network, ...] | None:
+    if kept is None:
+        return None
+    try:
+        return tuple(ipaddress.ip_network(one) for one in orjson.loads(kept))
+    except ValueError:
+        # A worker of another make wrote something else: what it may call is not known.
+        return None
 
 
 async def mark_down(connection: AsyncConnection, worker_id: str, *, last_heartbeat: int) -> bool:

@@ -16,7 +16,8 @@ JOB_COLUMNS: Final = (
     "id, tenant_id, client_request_id, request_digest, submit_token, parent_id, kind, job_name, "
     "job_handler, queue_id, status, priority, next_trigger_time, trigger_ts, owner_worker_id, "
     "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
-    "callback_url, params, params_in_payload, error_code, error_message, version, revision, "
+    "callback_url, callback_events, callback_headers, "
+    "params, params_in_payload, error_code, error_message, version, revision, "
     "created_at, updated_at, finished_at, expires_at, nominal_time"
 )
 SCHEDULE_COLUMNS: Final = (

@@ -70,3 +70,11 @@ def next_try_pause_ms(
         return None
     pause = schedule_seconds[tries] * 1000 * (0.8 + 0.4 * jitter)
     return int(max(pause, min(retry_after_ms or 0, MAX_DELAY_MS)))
+
+
+def longest_wait_ms(schedule_seconds: tuple[float, ...]) -> int:
+    """Return how long a callback is owed at most while its host is not called: all pauses, a day.
+
+    A breaker that is open takes no try from the schedule, and would else keep it for ever.
+    """
+    return int(sum(schedule_seconds) * 1000 * 1.2) + MAX_DELAY_MS

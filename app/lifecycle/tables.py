@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 7
+SCHEMA_REVISION: Final = 8
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -122,6 +122,8 @@ job_info = Table(
     Column("misfire_spacing_ms", BigInteger),
     Column("skip_from", BigInteger, comment="the ledger row that the last fire lies in"),
     Column("skip_reason", String(32)),
+    Column("callback_events", String(64), comment="a comma list; NULL: how it ends"),
+    Column("callback_headers", Text, comment="JSON; secret values are sealed"),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
@@ -257,6 +259,7 @@ worker_node = Table(
         comment="of the key by which it beats; NULL: the internal token",
     ),
     Column("key_digest", String(64), comment="of the key it beats with"),
+    Column("egress_allow", Text, comment="JSON; NULL: it does not say so"),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
@@ -289,10 +292,58 @@ callback_delivery = Table(
     Column("last_latency_ms", Integer),
     Column("created_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),
+    Column("host", String(255), nullable=False, server_default="", comment="host:port"),
+    Column("headers", Text, comment="as the job had them then"),
+    Column(
+        "owed_since",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="its end, or when it was last sent again; 0: created_at",
+    ),
     UniqueConstraint("delivery_id"),
-    Index("ix_callback_delivery_due", "status", "next_try_at", "id"),
+    Index("ix_callback_delivery_host", "status", "host", "next_try_at", "id"),
     Index("ix_callback_delivery_job_id", "job_id"),
     **_OPTIONS,
+)
+
+callback_try = Table(
+    "callback_try",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("delivery_key", BigInteger, primary_key=True, autoincrement=False),
+    Column("try_number", Integer, primary_key=True, autoincrement=False),
+    Column("tried_at", BigInteger, nullable=False),
+    Column("worker_id", String(128), nullable=False),
+    Column("delivered", Boolean, nullable=False),
+    Column("status_code", Integer),
+    Column("latency_ms", Integer, nullable=False),
+    Column("error", String(2000)),
+    Column("answer", Text, comment="its first 2 KiB"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""Each try of a callback, by `callback_delivery.id`."""
+
+webhook_secret = Table(
+    "webhook_secret",
+    metadata,
+    _key(),
+    Column("tenant_id", Integer, nullable=False),
+    Column("sealed", Text, nullable=False, comment="empty: the one that workers are set to"),
+    Column("shown", String(128), nullable=False, comment="masked, or public"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, comment="of one that was rotated"),
+    Index("ix_webhook_secret_tenant_id", "tenant_id"),
+    **_OPTIONS,
+)
+
+egress_allow = Table(
+    "egress_allow",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("networks", Text, nullable=False, comment="JSON"),
+    Column("updated_at", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
 stopping_execution = Table(

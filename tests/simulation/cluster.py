@@ -6,7 +6,8 @@ import asyncio
 import contextvars
 import random
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,6 +25,7 @@ from app.plumbing.bus import Bus
 from app.plumbing.clock import DatabaseClock
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.http import InternalClient
+from app.plumbing.sealed import Sealer
 from app.settings import Settings
 from tests.simulation.database import DatabaseServer
 from tests.simulation.history import History
@@ -191,6 +193,7 @@ class Cluster:
             bus=Bus(redis, settings.redis_prefix),
             client=InternalClient(TOKEN, lambda: session),
             metrics=Metrics(),
+            sealer=Sealer(""),
         )
 
     def _worker_settings(self, node: str) -> WorkerSettings:
@@ -272,6 +275,7 @@ class SimulatedEgress(Egress):
     def __init__(self, network: Network, node: str) -> None:
         self._network = network
         self._node = node
+        self._allowed = ()
 
     async def request(
         self,
@@ -282,6 +286,7 @@ class SimulatedEgress(Egress):
         body: bytes | None,
         timeout_seconds: float,
         most_bytes: int,
+        within: Sequence[IPv4Network | IPv6Network] | None = None,
     ) -> EgressReply:
         """Send one request.
 

@@ -10,11 +10,11 @@ from app.plumbing.http import ANSWER_SECONDS
 from app.settings import Settings
 from oncue.protocol import LATEST_RUN_SECONDS, LEASE_SECONDS, TOMBSTONE_SECONDS
 from worker import heartbeat
-from worker.deliver import TRY_SECONDS
 from worker.dispatchers import NEXT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from worker.lease import REDIS_TIMEOUT_SECONDS
 from worker.liveness import SILENCE_SECONDS, STOP_SECONDS, TICK_SECONDS
 from worker.renew import RENEW_SECONDS
+from worker.settings import WorkerSettings
 
 LOCK_SECONDS = Settings.model_fields["lock_seconds"].default
 
@@ -40,7 +40,8 @@ def test_a_tombstone_outlives_every_send() -> None:
 
 
 def test_a_delivery_is_handed_to_nobody_else_while_its_try_may_still_go_on() -> None:
-    way_there_and_back = OFFER_SECONDS + TRY_SECONDS + REQUEST_TIMEOUT_SECONDS
+    try_seconds = WorkerSettings.model_fields["callback_timeout_seconds"].default
+    way_there_and_back = OFFER_SECONDS + try_seconds + REQUEST_TIMEOUT_SECONDS
     assert way_there_and_back + heartbeat.BEAT_SECONDS < DELIVERY_LEASE_MS / 1000
 
 

@@ -120,11 +120,13 @@ class Claimed:
     due_ms: int
     params: str | None
     claimed_at: int
+    callback_events: str | None = None
 
 
 TASK_COLUMNS: Final = (
     "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, job_handler, "
     "client_request_id, timeout_ms, shard_index, shard_total, queue_id, next_trigger_time, "
+    "callback_events, "
     "params, params_in_payload, updated_at"
 )
 # SQLite's write lock covers all rows; elsewhere rows that others hold are skipped.
@@ -313,4 +315,5 @@ def claimed_row(
         due_ms=row["next_trigger_time"],
         params=long_params.get((row["id"], "params"), row["params"]),
         claimed_at=claimed_at,
+        callback_events=row["callback_events"],
     )

@@ -1,35 +1,84 @@
-"""The outbox of callbacks: what is due, who tries it, and what came of a try."""
+"""The outbox of callbacks: what is due at which host, who tries it, and what came of a try.
+
+Every range is one of a host: what is owed to a host that is dead is never read on the way to
+what is owed to others.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
 from app.lifecycle.moves.ending import OwedDelivery
 from app.lifecycle.moves.owe import DELIVERY_LEASE_MS
 from app.lifecycle.reads import read_now
-from app.lifecycle.retry import next_try_pause_ms
+from app.lifecycle.retry import longest_wait_ms, next_try_pause_ms
 from app.lifecycle.states import DeliveryStatus
-from app.plumbing.database import Database
+from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
 from oncue.protocol import DeliveryResult
 
 _PENDING: Final = int(DeliveryStatus.PENDING)
+# `+status` keeps SQLite from taking the index of hosts for rows that are named by their keys: it
+# has no statistics, and would read all that is owed.
+HOST_INDEX: Final = "ix_callback_delivery_host"
+
+# MySQL and MariaDB jump from host to host in the index for this GROUP BY; SQLite reads all of it
+# for that, and jumps by the recursion.
+_HOSTS_MYSQL: Final = (
+    f"SELECT {NOW_MS[False]} AS now_ms, host, MIN(next_try_at) AS due_ms FROM callback_delivery "
+    f"FORCE INDEX ({HOST_INDEX}) WHERE status = {_PENDING} AND host {{behind}} :after "
+    "GROUP BY status, host ORDER BY status, host LIMIT :limit"
+)
+_FIRST_HOST: Final = (
+    f"(SELECT host FROM callback_delivery INDEXED BY {HOST_INDEX} WHERE status = {_PENDING} "
+    "AND host {behind} {after} ORDER BY host LIMIT 1)"
+)
+_HOSTS_SQLITE: Final = (
+    "WITH RECURSIVE hosts (host, place) AS ("
+    f"SELECT {_FIRST_HOST.format(behind='{behind}', after=':after')}, 1 UNION ALL "
+    f"SELECT {_FIRST_HOST.format(behind='>', after='hosts.host')}, place + 1 FROM hosts "
+    "WHERE hosts.host IS NOT NULL AND place < :limit) "
+    f"SELECT {NOW_MS[True]} AS now_ms, host, (SELECT d.next_try_at FROM callback_delivery AS d "
+    f"INDEXED BY {HOST_INDEX} WHERE d.status = {_PENDING} AND d.host = hosts.host "
+    "ORDER BY d.next_try_at LIMIT 1) AS due_ms FROM hosts WHERE host IS NOT NULL"
+)
 
 
-async def read_next_try_at(connection: AsyncConnection) -> int | None:
-    """Return when the next owed callback is due or its lease ends, epoch ms."""
-    value = (
+def due_hosts_sql(database: Database, *, first: bool) -> str:
+    """Build the read of a page of hosts, the first one or one behind `:after`."""
+    behind = ">=" if first else ">"
+    return (_HOSTS_SQLITE if database.is_sqlite else _HOSTS_MYSQL).format(behind=behind)
+
+
+@dataclass(frozen=True, slots=True)
+class OwedHosts:
+    """A page of the hosts to which callbacks are owed, with the earliest time of each, epoch ms.
+
+    That is when the first is due, or when the lease of one that a worker has ends.
+    """
+
+    now_ms: int
+    due_ms: Mapping[str, int]
+
+
+async def read_owed_hosts(
+    connection: AsyncConnection, database: Database, *, after: str | None, limit: int
+) -> OwedHosts:
+    """Return up to `limit` hosts behind `after` in the order of their names."""
+    rows = (
         await connection.execute(
-            text(f"SELECT MIN(next_try_at) FROM callback_delivery WHERE status = {_PENDING}")
+            text(due_hosts_sql(database, first=after is None)),
+            {"after": after or "", "limit": limit},
         )
-    ).scalar_one_or_none()
-    return None if value is None else int(value)
+    ).all()
+    now = rows[0].now_ms if rows else 0
+    return OwedHosts(int(now), {row.host: int(row.due_ms) for row in rows})
 
 
 _TAKEN: Final[dict[str, ColumnType]] = {"id": "BIGINT", "seen": "BIGINT", "worker": "TEXT"}
@@ -40,9 +89,20 @@ _TAKE: Final = {
         key="id",
         columns=_TAKEN,
         assignments=("owner_worker_id = v.v_worker, tries = j.tries + 1, next_try_at = :lease_end"),
-        guard=f"j.status = {_PENDING} AND j.next_try_at = v.v_seen",
+        guard=f"+j.status = {_PENDING} AND j.next_try_at = v.v_seen",
     )
     for sqlite in (True, False)
+}
+_LOCK_DUE: Final = {
+    sqlite: text(
+        f"SELECT id, delivery_id, tries, url, body, next_try_at, host, tenant_id, headers "
+        f"FROM callback_delivery {hint}WHERE id IN :ids AND +status = {_PENDING} "
+        f"AND next_try_at <= :now ORDER BY id{lock}"
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite, hint, lock in (
+        (True, "", ""),
+        (False, "FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED"),
+    )
 }
 
 
@@ -52,56 +112,102 @@ class HandedOver:
 
     worker_id: str
     delivery: OwedDelivery
+    host: str
+
+
+def due_sql(database: Database, count: int) -> str:
+    """Build the read of what is due at so many hosts, each an indexed range of its own."""
+    hint = f"INDEXED BY {HOST_INDEX}" if database.is_sqlite else f"FORCE INDEX ({HOST_INDEX})"
+    arms = [
+        f"SELECT id FROM callback_delivery {hint} WHERE status = {_PENDING} "
+        f"AND host = :host{number} AND next_try_at <= :now ORDER BY next_try_at, id "
+        f"LIMIT :share{number}"
+        for number in range(count)
+    ]
+    return " UNION ALL ".join(
+        f"SELECT * FROM ({arm}) AS range{number}" for number, arm in enumerate(arms)
+    )
 
 
 async def take_due(
-    connection: AsyncConnection, database: Database, workers: Sequence[str], *, limit: int
+    connection: AsyncConnection,
+    database: Database,
+    workers_of: Mapping[str, Sequence[str]],
+    *,
+    limit: int,
+    most: Mapping[str, int] | None = None,
 ) -> list[HandedOver]:
-    """Lease up to `limit` due callbacks to `workers` in turn, oldest first.
+    """Lease up to `limit` due callbacks, as many of each host, to that host's workers in turn.
+
+    `most` bounds those of some hosts further.
 
     The last owner is not preferred: a lease that ran out says that it could not.
     """
+    hosts = list(workers_of)
+    if not hosts:
+        return []
     now = await read_now(connection, database)
-    lock = "" if database.is_sqlite else " FOR UPDATE SKIP LOCKED"
-    rows = (
-        await connection.execute(
-            text(
-                "SELECT id, delivery_id, tries, url, body, next_try_at FROM callback_delivery "
-                f"WHERE status = {_PENDING} AND next_try_at <= :now "
-                f"ORDER BY next_try_at, id LIMIT :limit{lock}"
-            ),
-            {"now": now, "limit": limit},
-        )
-    ).all()
+    share = max(1, limit // len(hosts))
+    found = await connection.execute(
+        text(due_sql(database, len(hosts))),
+        {f"host{number}": host for number, host in enumerate(hosts)}
+        | {
+            f"share{number}": min(share, (most or {}).get(host, share))
+            for number, host in enumerate(hosts)
+        }
+        | {"now": now},
+    )
+    ids = sorted(row.id for row in found)
+    if not ids:
+        return []
+    locked = await connection.execute(_LOCK_DUE[database.is_sqlite], {"ids": ids, "now": now})
+    rows = locked.mappings().all()
     if not rows:
         return []
-    offset = random.randrange(len(workers))
-    owners = [workers[(offset + place) % len(workers)] for place in range(len(rows))]
+    owners = _deal(rows, workers_of)
     await connection.execute(
         _TAKE[database.is_sqlite],
         {
             "rows": rows_json(
                 _TAKEN,
-                sorted(
-                    (
-                        {"id": row.id, "seen": row.next_try_at, "worker": owner}
-                        for row, owner in zip(rows, owners, strict=True)
-                    ),
-                    key=lambda taken: int(taken["id"]),
-                ),
+                [
+                    {"id": row["id"], "seen": row["next_try_at"], "worker": owner}
+                    for row, owner in zip(rows, owners, strict=True)
+                ],
             ),
             "lease_end": now + DELIVERY_LEASE_MS,
         },
     )
     return [
-        HandedOver(owner, OwedDelivery(row.delivery_id, row.tries + 1, row.url, row.body))
+        HandedOver(
+            owner,
+            OwedDelivery(
+                row["delivery_id"],
+                row["tries"] + 1,
+                row["url"],
+                row["body"],
+                row["tenant_id"],
+                row["headers"],
+            ),
+            row["host"],
+        )
         for row, owner in zip(rows, owners, strict=True)
     ]
 
 
+def _deal(rows: Sequence[RowMapping], workers_of: Mapping[str, Sequence[str]]) -> list[str]:
+    turn = random.randrange(1_000_000)
+    owners = []
+    for row in rows:
+        workers = workers_of[row["host"]]
+        owners.append(workers[turn % len(workers)])
+        turn += 1
+    return owners
+
+
 _GIVE_BACK: Final = text(
     f"UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1 "
-    f"WHERE delivery_id IN :ids AND owner_worker_id = :worker AND status = {_PENDING}"
+    f"WHERE delivery_id IN :ids AND owner_worker_id = :worker AND +status = {_PENDING}"
 ).bindparams(bindparam("ids", expanding=True))
 
 
@@ -127,7 +233,7 @@ _OPEN_OF: Final = text(
 )
 _ORPHAN: Final = text(
     "UPDATE callback_delivery SET next_try_at = :now, owner_worker_id = NULL "
-    f"WHERE id IN :ids AND owner_worker_id = :worker AND status = {_PENDING}"
+    f"WHERE id IN :ids AND owner_worker_id = :worker AND +status = {_PENDING}"
 ).bindparams(bindparam("ids", expanding=True))
 
 
@@ -145,7 +251,7 @@ async def release_deliveries(
 
 _EXTEND: Final = text(
     f"UPDATE callback_delivery SET next_try_at = :lease_end WHERE delivery_id IN :ids "
-    f"AND owner_worker_id = :worker AND status = {_PENDING}"
+    f"AND owner_worker_id = :worker AND +status = {_PENDING}"
 ).bindparams(bindparam("ids", expanding=True))
 
 
@@ -166,13 +272,14 @@ async def extend_leases(
 
 
 _TRIED: Final = text(
-    f"SELECT id, delivery_id, tries FROM callback_delivery "
-    f"WHERE delivery_id IN :ids AND status = {_PENDING} ORDER BY id"
+    "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since "
+    "FROM callback_delivery WHERE delivery_id IN :ids ORDER BY id"
 ).bindparams(bindparam("ids", expanding=True))
 _NOTED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
     "status": "BIGINT",
     "next": "BIGINT",
+    "uncounted": "BIGINT",
     "code": "BIGINT",
     "error": "TEXT",
     "latency": "BIGINT",
@@ -185,12 +292,46 @@ _NOTE: Final = {
         key="id",
         columns=_NOTED,
         assignments=(
-            "status = v.v_status, next_try_at = v.v_next, last_status_code = v.v_code, "
+            "status = v.v_status, next_try_at = v.v_next, tries = j.tries - v.v_uncounted, "
+            "last_status_code = CASE WHEN v.v_uncounted = 1 THEN j.last_status_code "
+            "ELSE v.v_code END, "
             "last_error = v.v_error, last_latency_ms = v.v_latency, ended_at = v.v_ended, "
             f"owner_worker_id = CASE WHEN v.v_status = {_PENDING} THEN NULL "
             "ELSE j.owner_worker_id END"
         ),
-        guard=f"j.status = {_PENDING}",
+        guard=f"+j.status = {_PENDING}",
+    )
+    for sqlite in (True, False)
+}
+_RECORDED: Final[dict[str, ColumnType]] = {
+    "job": "BIGINT",
+    "delivery": "BIGINT",
+    "number": "BIGINT",
+    "at": "BIGINT",
+    "delivered": "BIGINT",
+    "code": "BIGINT",
+    "latency": "BIGINT",
+    "error": "TEXT",
+    "answer": "TEXT",
+}
+_RECORD: Final = {
+    sqlite: insert_from_rows(
+        sqlite=sqlite,
+        table="callback_try",
+        columns=_RECORDED,
+        values={
+            "job_id": "v.v_job",
+            "delivery_key": "v.v_delivery",
+            "try_number": "v.v_number",
+            "tried_at": "v.v_at",
+            "worker_id": ":worker",
+            "delivered": "v.v_delivered",
+            "status_code": "v.v_code",
+            "latency_ms": "v.v_latency",
+            "error": "v.v_error",
+            "answer": "v.v_answer",
+        },
+        keep_first=KEEP_FIRST[sqlite].format(key="callback_try.try_number"),
     )
     for sqlite in (True, False)
 }
@@ -201,29 +342,79 @@ async def note_tries(
     database: Database,
     results: Sequence[DeliveryResult],
     *,
+    worker_id: str,
     schedule_seconds: tuple[float, ...],
 ) -> int | None:
     """Write what came of tries, and return the earliest next try, epoch ms.
 
     A success ends the delivery whichever try it was; a failure counts only for the newest try,
-    since another may already be under way.
+    since another may already be under way. What was not tried is due again, uncounted, unless it
+    has been owed for longer than all pauses of the schedule: then it is given up.
     """
+    found = await connection.execute(_TRIED, {"ids": sorted({one.delivery_id for one in results})})
+    rows = {row["delivery_id"]: row for row in found.mappings()}
+    if not rows:
+        return None
+    now = await read_now(connection, database)
+    await _record(connection, database, results, rows, worker_id, now)
     newest: dict[str, DeliveryResult] = {}
     for result in sorted(results, key=lambda one: (one.delivered, one.try_number)):
         newest[result.delivery_id] = result
-    now = await read_now(connection, database)
-    changes = []
-    for row in await connection.execute(_TRIED, {"ids": sorted(newest)}):
-        result = newest[row.delivery_id]
-        if not result.delivered and result.try_number != row.tries:
-            continue
-        changes.append(_after_try(row.id, result, now, schedule_seconds))
+    changes = [
+        _after_try(row, newest[delivery_id], now, schedule_seconds)
+        for delivery_id, row in rows.items()
+        if row["status"] == _PENDING and _counts(row, newest[delivery_id], worker_id)
+    ]
     if changes:
         await connection.execute(
             _NOTE[database.is_sqlite],
-            {"rows": rows_json(_NOTED, [change.row() for change in changes])},
+            {"rows": rows_json(_NOTED, [change.row() for change in _by_key(changes)])},
         )
     return min((change.next_try_at for change in changes if change.is_open), default=None)
+
+
+def _counts(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
+    if result.not_tried and row["owner_worker_id"] != worker_id:
+        return False
+    return result.delivered or bool(result.try_number == row["tries"])
+
+
+async def _record(
+    connection: AsyncConnection,
+    database: Database,
+    results: Sequence[DeliveryResult],
+    rows: Mapping[str, RowMapping],
+    worker_id: str,
+    now: int,
+) -> None:
+    """Insert the record of each try that was made; one that is there already stays."""
+    tries = [
+        {
+            "job": row["job_id"],
+            "delivery": row["id"],
+            "number": one.try_number,
+            "at": _tried_at(one, row["created_at"], now),
+            "delivered": int(one.delivered),
+            "code": one.status_code,
+            "latency": one.latency_ms,
+            "error": one.error,
+            "answer": one.answer,
+        }
+        for one in results
+        if not one.not_tried and (row := rows.get(one.delivery_id)) is not None
+    ]
+    if tries:
+        tries.sort(key=lambda one: (one["job"], one["delivery"], one["number"]))
+        await connection.execute(
+            _RECORD[database.is_sqlite],
+            {"rows": rows_json(_RECORDED, tries), "worker": worker_id[:128]},
+        )
+
+
+def _tried_at(result: DeliveryResult, created_at: int, now: int) -> int:
+    """Fit the worker's own time of the try between the callback's making and now."""
+    given = now - result.latency_ms if result.tried_at is None else result.tried_at
+    return min(max(given, created_at), max(now, created_at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +436,7 @@ class _AfterTry:
             "id": self.row_id,
             "status": int(self.status),
             "next": self.next_try_at,
+            "uncounted": int(self.result.not_tried),
             "code": self.result.status_code,
             "error": self.result.error,
             "latency": self.result.latency_ms,
@@ -252,19 +444,29 @@ class _AfterTry:
         }
 
 
+def _by_key(changes: Iterable[_AfterTry]) -> list[_AfterTry]:
+    return sorted(changes, key=lambda change: change.row_id)
+
+
 def _after_try(
-    row_id: int, result: DeliveryResult, now: int, schedule_seconds: tuple[float, ...]
+    row: RowMapping, result: DeliveryResult, now: int, schedule_seconds: tuple[float, ...]
 ) -> _AfterTry:
-    pause = next_try_pause_ms(
-        schedule_seconds,
-        tries=result.try_number,
-        retry_after_ms=result.retry_after_ms,
-        jitter=random.random(),
-    )
+    pause: int | None
+    if result.not_tried:
+        owed_for = now - (row["owed_since"] or row["created_at"])
+        too_long = owed_for > longest_wait_ms(schedule_seconds)
+        pause = None if too_long else result.retry_after_ms or 0
+    else:
+        pause = next_try_pause_ms(
+            schedule_seconds,
+            tries=result.try_number,
+            retry_after_ms=result.retry_after_ms,
+            jitter=random.random(),
+        )
     if result.delivered:
         status = DeliveryStatus.DELIVERED
     elif result.gone:
         status = DeliveryStatus.GONE
     else:
         status = DeliveryStatus.EXHAUSTED if pause is None else DeliveryStatus.PENDING
-    return _AfterTry(row_id, status, now + (pause or 0), result, now)
+    return _AfterTry(row["id"], status, now + (pause or 0), result, now)

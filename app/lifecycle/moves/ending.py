@@ -48,12 +48,14 @@ class Settled(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OwedDelivery:
-    """A callback that the named worker is to try now."""
+    """A callback that the named worker is to try now; secret `headers` are sealed in the JSON."""
 
     delivery_id: str
     try_number: int
     url: str
     body: str
+    tenant_id: int = 0
+    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ _LOCK: Final = {
     sqlite: text(
         f"SELECT {NOW_MS[sqlite]} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, "
         "job_name, job_handler, queue_id, priority, status, owner_worker_id, execution_id, "
-        "stopping_execution_id, claim_token, trigger_ts, attempt, callback_url, expires_at, "
+        "stopping_execution_id, claim_token, trigger_ts, attempt, callback_url, callback_events, "
+        "callback_headers, expires_at, "
         f"next_trigger_time, version, revision, {_TOLD} FROM job_info {hint}"
         f"WHERE id = :id AND tenant_id = :tenant{lock}"
     )

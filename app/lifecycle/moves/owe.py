@@ -1,20 +1,26 @@
-"""The callback that the end of a job owes: its row is written in the transaction of that end."""
+"""The callback that a job owes: its row is written in the transaction of what it tells."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
 import uuid_utils
-from sqlalchemy import RowMapping
+from sqlalchemy import RowMapping, TextClause
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json
-from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback
+from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback, wants
 from app.lifecycle.states import DeliveryStatus, JobStatus
+from app.plumbing.database import KEEP_FIRST, Database
+from oncue.addresses import callback_host
+from oncue.protocol import DELIVERY_LEASE_SECONDS
 
-DELIVERY_LEASE_MS: Final = 60_000
+DELIVERY_LEASE_MS: Final = DELIVERY_LEASE_SECONDS * 1000
 """How long a worker has for one try of a callback; its heartbeats extend it."""
+STARTS: Final = uuid.UUID("5a0d7b9e-3c55-4a53-9a0e-6f6e637565d1")
+"""The namespace of the ids of `job.started`: one for each execution, however often it is owed."""
 
 _COLUMNS: Final[dict[str, ColumnType]] = {
     "delivery_id": "TEXT",
@@ -29,15 +35,24 @@ _COLUMNS: Final[dict[str, ColumnType]] = {
     "owner_worker_id": "TEXT",
     "next_try_at": "BIGINT",
     "created_at": "BIGINT",
+    "host": "TEXT",
+    "headers": "TEXT",
 }
-_OWE: Final = {
-    sqlite: insert_from_rows(
+
+
+def _owe(sqlite: bool, keep_first: str) -> TextClause:
+    return insert_from_rows(
         sqlite=sqlite,
         table="callback_delivery",
         columns=_COLUMNS,
-        values={name: f"v.v_{name}" for name in _COLUMNS},
+        values={name: f"v.v_{name}" for name in _COLUMNS} | {"owed_since": "v.v_created_at"},
+        keep_first=keep_first,
     )
-    for sqlite in (True, False)
+
+
+_OWE: Final = {sqlite: _owe(sqlite, "") for sqlite in (True, False)}
+_OWE_ONCE: Final = {
+    sqlite: _owe(sqlite, KEEP_FIRST[sqlite].format(key="id")) for sqlite in (True, False)
 }
 
 
@@ -53,14 +68,17 @@ def callback_row(
     error_code: str | None = None,
     error_message: str | None = None,
     owner: str | None = None,
+    next_trigger_at: int | None = None,
     now: int,
 ) -> dict[str, Any] | None:
-    """Return the callback of a job that ends now, or None if it asked for none.
+    """Return the callback of a job whose move to `status` is made now, None if it wants none.
 
-    With an `owner` the first try is that worker's, which has it at once. Times are epoch ms.
+    `job` is its row before the move. With an `owner` the first try is that worker's, which has
+    it at once. Times are epoch ms.
     """
-    if job["callback_url"] is None:
+    if job["callback_url"] is None or not wants(job["callback_events"], status):
         return None
+    started = status is JobStatus.RUNNING
     body = render_callback(
         CallbackJob(
             job_id=job["id"],
@@ -72,13 +90,17 @@ def callback_row(
             trigger_ts=trigger_ts,
             started_at=started_at,
             finished_at=finished_at,
+            # The move adds one; what has started was moved by its claim.
+            sequence=job["version"] + (not started),
             result=result,
             error_code=error_code,
             error_message=error_message,
+            next_trigger_at=next_trigger_at,
         )
     )
+    delivery_id = uuid.uuid5(STARTS, str(execution_id)) if started else uuid_utils.uuid7()
     return {
-        "delivery_id": str(uuid_utils.uuid7()),
+        "delivery_id": str(delivery_id),
         "tenant_id": job["tenant_id"],
         "job_id": job["id"],
         "execution_id": execution_id,
@@ -90,7 +112,27 @@ def callback_row(
         "owner_worker_id": owner,
         "next_try_at": now if owner is None else now + DELIVERY_LEASE_MS,
         "created_at": now,
+        "host": callback_host(job["callback_url"]),
+        "headers": job["callback_headers"],
     }
+
+
+def started_row(
+    job: RowMapping, *, execution_id: str, trigger_ts: int, started_at: int | None, now: int
+) -> dict[str, Any] | None:
+    """Return the callback of an attempt that has begun, None if the job wants none.
+
+    Its id is the execution's: it may be owed again, and is then the same.
+    """
+    return callback_row(
+        job,
+        JobStatus.RUNNING,
+        execution_id=execution_id,
+        trigger_ts=trigger_ts,
+        started_at=started_at,
+        finished_at=now if started_at is None else started_at,
+        now=now,
+    )
 
 
 async def insert_callbacks(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
@@ -98,3 +140,12 @@ async def insert_callbacks(connection: AsyncConnection, rows: Sequence[dict[str,
     if rows:
         sqlite = connection.dialect.name == "sqlite"
         await connection.execute(_OWE[sqlite], {"rows": rows_json(_COLUMNS, rows)})
+
+
+async def insert_starts(
+    connection: AsyncConnection, database: Database, rows: Sequence[dict[str, Any]]
+) -> None:
+    """Insert callbacks of begun attempts; one that is there already stays as it is."""
+    if rows:
+        statement = _OWE_ONCE[database.is_sqlite]
+        await connection.execute(statement, {"rows": rows_json(_COLUMNS, rows)})

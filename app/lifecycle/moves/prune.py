@@ -40,12 +40,13 @@ _LIVE_ROOTS: Final = text(
 ).bindparams(bindparam("ids", expanding=True))
 _OWED: Final = text(
     "SELECT DISTINCT job_id FROM callback_delivery "
-    f"WHERE job_id IN :ids AND status = {int(DeliveryStatus.PENDING)}"
+    f"WHERE job_id IN :ids AND +status = {int(DeliveryStatus.PENDING)}"
 ).bindparams(bindparam("ids", expanding=True))
 _DELETES: Final = tuple(
     text(f"DELETE FROM {table} WHERE {column} IN :ids").bindparams(bindparam("ids", expanding=True))
     for table, column in (
         ("callback_delivery", "job_id"),
+        ("callback_try", "job_id"),
         ("job_log", "job_id"),
         ("job_payload", "job_id"),
         ("job_label", "job_id"),

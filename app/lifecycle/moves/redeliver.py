@@ -7,20 +7,29 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.audit import Deed, record_deed
+from app.lifecycle.audit import Deed, job_target, record_deed
 from app.lifecycle.callbacks import read_callback
+from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown
 from app.lifecycle.reads import read_now
-from app.lifecycle.states import DeliveryStatus
-from app.plumbing.database import Database
+from app.lifecycle.states import DeliveryStatus, JobKind, JobStatus, possible_verbs
+from app.plumbing.database import NOW_MS, Database
 
 # Retention deletes a job with its callbacks under the lock of the job.
 _LOCK_JOB: Final = {
-    sqlite: text(f"SELECT id FROM job_info WHERE id = :job{lock}")
+    sqlite: text(
+        f"SELECT {NOW_MS[sqlite]} AS now_ms, id, kind, status, queue_id, priority FROM job_info "
+        f"WHERE id = :job AND tenant_id = :tenant{lock}"
+    )
     for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
 }
-_REDELIVER: Final = text(
+_AGAIN: Final = (
     f"UPDATE callback_delivery SET status = {int(DeliveryStatus.PENDING)}, next_try_at = :now, "
-    "owner_worker_id = NULL, ended_at = NULL WHERE id = :id"
+    "owed_since = :now, owner_worker_id = NULL, ended_at = NULL"
+)
+FAILED: Final = (int(DeliveryStatus.GONE), int(DeliveryStatus.EXHAUSTED))
+_REDELIVER: Final = text(f"{_AGAIN} WHERE id = :id")
+_REDELIVER_FAILED: Final = text(
+    f"{_AGAIN} WHERE job_id = :job AND +status IN ({', '.join(map(str, FAILED))})"
 )
 
 
@@ -40,7 +49,9 @@ async def redeliver(
     found = await read_callback(connection, delivery_id, tenant_id=tenant_id)
     if found is None:
         return None
-    await connection.execute(_LOCK_JOB[database.is_sqlite], {"job": found["job_id"]})
+    await connection.execute(
+        _LOCK_JOB[database.is_sqlite], {"job": found["job_id"], "tenant": tenant_id}
+    )
     now = await read_now(connection, database)
     await connection.execute(_REDELIVER, {"id": found["id"], "now": now})
     if deed is not None:
@@ -54,3 +65,32 @@ async def redeliver(
             new={"status": DeliveryStatus.PENDING.name, "jobId": found["job_id"]},
         )
     return await read_callback(connection, delivery_id, tenant_id=tenant_id)
+
+
+async def redeliver_failed(
+    connection: AsyncConnection, database: Database, asked: Asked
+) -> tuple[Changed | NotPossible | Unknown, int]:
+    """Make all callbacks of a job that were given up (also by a 410) due now; say how many.
+
+    A job without such ones is not changed, and so `NotPossible`. Safe to repeat.
+    """
+    locked = await connection.execute(
+        _LOCK_JOB[database.is_sqlite], {"job": asked.job_id, "tenant": asked.tenant_id}
+    )
+    job = locked.mappings().one_or_none()
+    if job is None:
+        return Unknown(), 0
+    again = await connection.execute(_REDELIVER_FAILED, {"job": asked.job_id, "now": job["now_ms"]})
+    if not again.rowcount:
+        status = JobStatus(job["status"])
+        return NotPossible(status, possible_verbs(JobKind(job["kind"]), status)), 0
+    if asked.deed is not None:
+        await record_deed(
+            connection,
+            asked.deed,
+            job_target(asked.job_id),
+            tenant_id=asked.tenant_id,
+            now_ms=job["now_ms"],
+            new={"redelivered": again.rowcount},
+        )
+    return Changed(job["queue_id"], job["priority"], owed=True), again.rowcount

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
 from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
-from app.lifecycle.moves.owe import callback_row, insert_callbacks
+from app.lifecycle.moves.owe import callback_row, insert_callbacks, insert_starts, started_row
 from app.lifecycle.moves.release import note_stopping, release_stopped
 from app.lifecycle.moves.submit import insert_payloads
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
@@ -40,7 +40,8 @@ _JOBS: Final = (
     "SELECT {now} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, job_name, "
     "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
-    "retry_interval_ms, retry_backoff, callback_url, next_trigger_time, stopping_execution_id "
+    "retry_interval_ms, retry_backoff, callback_url, callback_events, callback_headers, version, "
+    "next_trigger_time, stopping_execution_id "
     "FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )
@@ -129,8 +130,9 @@ _MARK_STALE: Final = {
     for sqlite in (True, False)
 }
 _OPEN_DELIVERIES: Final = text(
-    "SELECT delivery_id, job_id, execution_id, tries, url, body, owner_worker_id "
-    f"FROM callback_delivery WHERE job_id IN :jobs AND status = {int(DeliveryStatus.PENDING)}"
+    "SELECT delivery_id, job_id, execution_id, tries, url, body, owner_worker_id, tenant_id, "
+    "headers "
+    f"FROM callback_delivery WHERE job_id IN :jobs AND +status = {int(DeliveryStatus.PENDING)}"
 ).bindparams(bindparam("jobs", expanding=True))
 
 
@@ -181,6 +183,7 @@ class _Batch:
         self._stopping: list[dict[str, Any]] = []
         self._payloads: list[dict[str, Any]] = []
         self._callbacks: list[dict[str, Any]] = []
+        self._starts: list[dict[str, Any]] = []
         self._over: set[str] = set()
         self._ended_children: list[int] = []
 
@@ -245,7 +248,10 @@ class _Batch:
         if ended and job["parent_id"] is not None:
             self._ended_children.append(job["id"])
         self._end_log(ending, job, log, times)
-        delivery = self._owe_callback(ending, job, next_status, times) if ended else None
+        delivery = None
+        # A run that was given back was no attempt: there is nothing to tell of it.
+        if ended or (job["callback_events"] and ending.status is not ExecutionStatus.RETURNED):
+            delivery = self._owe_callback(ending, job, next_status, times, None if ended else due)
         return Settlement(
             kind=Settled.ENDED if ended else Settled.RETRIED,
             job_id=job["id"],
@@ -295,8 +301,19 @@ class _Batch:
         job: RowMapping,
         status: JobStatus,
         times: Mapping[str, int | None],
+        due: int | None,
     ) -> OwedDelivery | None:
         owner = ending.deliver_by
+        if job["callback_events"] and times["started"] is not None:
+            # Owed when the run was accepted, unless that was not written.
+            start = started_row(
+                job,
+                execution_id=ending.execution_id,
+                trigger_ts=job["trigger_ts"],
+                started_at=times["started"],
+                now=self._now,
+            )
+            self._starts += [] if start is None else [start]
         row = callback_row(
             job,
             status,
@@ -308,13 +325,18 @@ class _Batch:
             error_code=ending.error_code,
             error_message=ending.error_message,
             owner=owner,
+            next_trigger_at=due,
             now=self._now,
         )
         if row is None:
             return None
         self._callbacks.append(row)
         return (
-            None if owner is None else OwedDelivery(row["delivery_id"], 1, row["url"], row["body"])
+            None
+            if owner is None
+            else OwedDelivery(
+                row["delivery_id"], 1, row["url"], row["body"], row["tenant_id"], row["headers"]
+            )
         )
 
     async def write(self, connection: AsyncConnection, database: Database) -> Followed:
@@ -329,6 +351,7 @@ class _Batch:
             await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(_ENDED, self._logs)})
         await insert_payloads(connection, database, self._payloads)
         await note_stopping(connection, database, self._stopping)
+        await insert_starts(connection, database, self._starts)
         await insert_callbacks(connection, self._callbacks)
         followed = NOTHING
         if self._over:
@@ -431,6 +454,13 @@ async def _with_open_deliveries(
                 one.kind,
                 one.job_id,
                 one.job_status,
-                delivery=OwedDelivery(row["delivery_id"], row["tries"], row["url"], row["body"]),
+                delivery=OwedDelivery(
+                    row["delivery_id"],
+                    row["tries"],
+                    row["url"],
+                    row["body"],
+                    row["tenant_id"],
+                    row["headers"],
+                ),
             )
     return settled

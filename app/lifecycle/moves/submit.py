@@ -69,6 +69,8 @@ class NewJob:
     delay_ms: int = 0
     timeout_ms: int | None = None
     callback_url: str | None = None
+    callback_events: str | None = None
+    callback_headers: str | None = None
     expires_at: int | None = None
     params: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
@@ -91,6 +93,8 @@ _FIELDS: Final[dict[str, ColumnType]] = {
     "backoff": "TEXT",
     "timeout": "BIGINT",
     "callback": "TEXT",
+    "events": "TEXT",
+    "headers": "TEXT",
     "expires": "BIGINT",
     "params": "TEXT",
     "long": "BIGINT",
@@ -124,6 +128,8 @@ def _plain(sqlite: bool) -> dict[str, str]:
         "retry_backoff": "v.v_backoff",
         "timeout_ms": "v.v_timeout",
         "callback_url": "v.v_callback",
+        "callback_events": "v.v_events",
+        "callback_headers": "v.v_headers",
         "expires_at": "v.v_expires",
         "params": "v.v_params",
         "params_in_payload": "v.v_long",
@@ -254,6 +260,8 @@ def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
         "retry_backoff": job.retry_backoff,
         "timeout_ms": job.timeout_ms,
         "callback_url": job.callback_url,
+        "callback_events": job.callback_events,
+        "callback_headers": job.callback_headers,
         "error_code": None,
         "error_message": None,
         "version": 0,
@@ -297,6 +305,8 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "backoff": job.retry_backoff,
         "timeout": job.timeout_ms,
         "callback": job.callback_url,
+        "events": job.callback_events,
+        "headers": job.callback_headers,
         "expires": job.expires_at,
         "params": job.params if inline else None,
         "long": int(not inline),

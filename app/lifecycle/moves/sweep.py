@@ -20,6 +20,7 @@ from app.lifecycle.lists import Matching
 from app.lifecycle.moves.cancel import cancel_job
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown, WrongKind
 from app.lifecycle.moves.hold import hold_job
+from app.lifecycle.moves.redeliver import redeliver_failed
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.operations import OPEN_OPERATIONS, Operation, OperationStatus
 from app.lifecycle.term import read_term
@@ -43,11 +44,19 @@ async def _resume(
     return await hold_job(connection, database, asked, "resume", resume_schedule=resume)
 
 
+async def _redeliver(
+    connection: AsyncConnection, database: Database, asked: Asked, _: ResumeSchedule
+) -> _Answer:
+    answer, _count = await redeliver_failed(connection, database, asked)
+    return answer
+
+
 _MOVES: Final[Mapping[str, _Move]] = {
     "cancel": lambda connection, database, asked, _: cancel_job(connection, database, asked),
     "retry": lambda connection, database, asked, _: reopen_job(connection, database, asked),
     "pause": lambda connection, database, asked, _: hold_job(connection, database, asked, "pause"),
     "resume": _resume,
+    "redeliver": _redeliver,
 }
 ACTIONS: Final = tuple(_MOVES)
 

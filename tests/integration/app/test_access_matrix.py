@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.fernet import Fernet
 
 from app.access.keys import require_roles, routes_of_callers
 from app.access.roles import INCLUDES, NEEDED, Role, RouteWithoutRole
@@ -63,6 +64,13 @@ CASES = {
     ),
     "backfill_jobs": Case("POST", "/openapi/jobs/{scheduleId}/backfill", body=RANGE),
     "redeliver_callback": Case("POST", "/openapi/callbacks/{deliveryId}/redeliver"),
+    "redeliver_callbacks": Case("POST", "/openapi/jobs/{endedId}/callbacks/redeliver"),
+    "get_webhook_secret": Case("GET", "/openapi/webhook-secret"),
+    "set_webhook_secret": Case("PUT", "/openapi/webhook-secret", body={}),
+    "rotate_webhook_secret": Case("POST", "/openapi/webhook-secret/rotate", body={}),
+    "forget_webhook_secret": Case("DELETE", "/openapi/webhook-secret"),
+    "get_egress_allow": Case("GET", "/openapi/egress-allow"),
+    "set_egress_allow": Case("PUT", "/openapi/egress-allow", body={"networks": None}),
     "drain_worker": Case("POST", "/openapi/workers/{workerId}/drain", by_platform=True),
     "submit_bulk": Case(
         "POST", "/openapi/bulk", body={"action": "pause", "filter": {"handler": "none"}}
@@ -138,7 +146,12 @@ async def new_tenant(api: Door, name: str) -> Tenant:
 @asynccontextmanager
 async def two_tenants(engine: Engine) -> AsyncIterator[tuple[Door, Tenant, Tenant]]:
     """Open a dispatcher whose database has two tenants with something of everything."""
-    async with door(migrated(engine), api_keys=f"root:{ROOT_KEY}", most_failed_keys=100_000) as api:
+    async with door(
+        migrated(engine),
+        api_keys=f"root:{ROOT_KEY}",
+        most_failed_keys=100_000,
+        secret_keys=Fernet.generate_key().decode(),
+    ) as api:
         yield api, await new_tenant(api, "one"), await new_tenant(api, "two")
 
 

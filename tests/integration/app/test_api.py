@@ -366,6 +366,28 @@ async def test_an_accepted_job_is_answered_with_its_place_and_when_to_look(api: 
     assert seen.json() == job
 
 
+async def test_the_answer_to_a_submission_is_what_a_look_shows(api: Door) -> None:
+    sent = body_of(
+        params={"a": [1, None, "\u00e9"]},
+        priority=7,
+        maxRetry=1,
+        retryIntervalSeconds=1.5,
+        retryBackoff="exponential",
+        timeoutMs=1234,
+        delayMs=86_400_000,
+        callbackUrl="https://example.com/hook",
+        callbackEvents=["failed", "started"],
+        expiresAt="2100-01-01T00:00:00Z",
+        labels={"order": "7"},
+    )
+    for body in (sent, body_of(cronExpr="0 3 * * *"), body_of()):
+        answer = await api.client.post("/openapi/jobs", json=body)
+        assert answer.status_code == 202, answer.text
+        told = answer.json()
+        seen = (await api.client.get(f"/openapi/jobs/{told['jobId']}")).json()
+        assert told | {"warnings": []} == seen | {"warnings": []}
+
+
 async def test_an_ended_job_does_not_ask_to_come_again(api: Door) -> None:
     run = await running_job(api.database)
     await api.report(outcome_of(run, 1))

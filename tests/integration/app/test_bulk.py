@@ -339,7 +339,7 @@ async def test_an_empty_filter_is_refused(one_api: Door, narrowed: Any, dry_run:
         ("retry", {"status": "WAITING"}, "it is for FAILED, CANCELLED"),
         ("cancel", {"createdFrom": "yesterday"}, "RFC 3339"),
         ("cancel", {"createdFrom": "2026-01-01T00:00:00"}, "RFC 3339"),
-        ("cancel", {"finishedFrom": "2026-01-01T00:00:00Z"}, "retry alone"),
+        ("cancel", {"finishedFrom": "2026-01-01T00:00:00Z"}, "redeliver alone"),
         (
             "retry",
             {"finishedFrom": "2026-01-01T00:00:00Z", "createdTo": "2026-01-01T00:00:00Z"},

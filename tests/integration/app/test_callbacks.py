@@ -88,7 +88,7 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
     )
     assert owed == [[await value_of(database, "SELECT next_try_at FROM callback_delivery")]]
     (taken,) = await database.write(
-        lambda connection: take_due(connection, database, ["w#boot"], limit=5)
+        lambda connection: take_due(connection, database, {"127.0.0.1:9": ["w#boot"]}, limit=5)
     )
     assert (taken.delivery.delivery_id, taken.delivery.try_number) == (known["deliveryId"], 13)
     assert json.loads(taken.delivery.body)["data"]["jobId"] == run.job_id
@@ -96,7 +96,9 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
         delivery_id=known["deliveryId"], try_number=13, delivered=False, status_code=500, error="no"
     )
     await database.write(
-        lambda connection: note_tries(connection, database, [result], schedule_seconds=(5.0, 15.0))
+        lambda connection: note_tries(
+            connection, database, [result], worker_id="w#boot", schedule_seconds=(5.0, 15.0)
+        )
     )
     (last,) = (await page_of(api, run.job_id))["items"]
     assert (last["status"], last["lastStatusCode"], last["lastError"]) == ("EXHAUSTED", 500, "no")

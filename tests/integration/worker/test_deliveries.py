@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import time
@@ -12,14 +13,17 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from standardwebhooks import Webhook
 
 from oncue.protocol import Delivery
+from oncue.webhooks import WebhookVerificationError, public_key_of, verify_webhook
 from tests.integration.worker.conftest import SECRET, OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.ports import free_port
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
+from worker.settings import SettingsError, read_settings
 
 
 class Hook:
@@ -82,7 +86,7 @@ async def test_a_callback_is_signed_so_that_an_independent_verifier_accepts_it(
 ) -> None:
     delivery = make_delivery(hook.url)
     async with open_worker() as parts:
-        assert parts.deliverer.take([delivery]) == [delivery.delivery_id]
+        assert parts.deliverer.take([delivery]).accepted == [delivery.delivery_id]
         result = await tried(dispatcher, delivery)
         await until_async(lambda: not parts.deliverer.backlog)
     assert (result.delivered, result.status_code, result.error) == (True, 200, None)
@@ -125,9 +129,8 @@ async def test_a_refused_callback_is_tried_once_and_told_exactly(
 
 
 async def test_a_success_counts_even_if_its_body_never_ends(
-    open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
-    monkeypatch.setattr("worker.deliver.TRY_SECONDS", 0.5)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nx")
@@ -136,7 +139,7 @@ async def test_a_success_counts_even_if_its_body_never_ends(
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     delivery = make_delivery(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-    async with open_worker() as parts:
+    async with open_worker(callback_timeout_seconds=0.5) as parts:
         parts.deliverer.take([delivery])
         result = await tried(dispatcher, delivery)
     server.close()
@@ -152,8 +155,10 @@ async def test_a_delivery_in_a_report_answer_is_tried_and_a_repeated_hand_out_is
     async with open_worker() as parts:
         await parts.intake.take(make_request(make_run("echo")))
         await until_async(lambda: hook.received)
-        assert parts.deliverer.take([delivery]) == [delivery.delivery_id]
-        assert parts.deliverer.take([make_delivery(hook.url, 2, delivery.delivery_id)]) == []
+        assert parts.deliverer.take([delivery]).accepted == [delivery.delivery_id]
+        assert (
+            parts.deliverer.take([make_delivery(hook.url, 2, delivery.delivery_id)]).accepted == []
+        )
         hook.gate.set()
         await tried(dispatcher, delivery)
         await until_async(lambda: not parts.deliverer.backlog)
@@ -201,7 +206,7 @@ async def test_without_a_secret_no_delivery_is_taken(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
 ) -> None:
     async with open_worker(webhook_secret=None) as parts:
-        assert parts.deliverer.take([make_delivery(hook.url)]) == []
+        assert parts.deliverer.take([make_delivery(hook.url)]).accepted == []
         assert not dispatcher.beats[-1].delivers
 
 
@@ -212,7 +217,7 @@ async def test_only_what_fits_is_taken(
     hook.gate = asyncio.Event()
     async with open_worker() as parts:
         many = [make_delivery(hook.url) for _ in range(5)]
-        assert parts.deliverer.take(many) == [one.delivery_id for one in many[:3]]
+        assert parts.deliverer.take(many).accepted == [one.delivery_id for one in many[:3]]
 
 
 async def test_ten_thousand_callbacks_of_one_dead_host_leave_room_for_others(
@@ -222,10 +227,10 @@ async def test_ten_thousand_callbacks_of_one_dead_host_leave_room_for_others(
     url = f"http://127.0.0.1:{dead.getsockname()[1]}/"
     async with open_worker() as parts:
         many = [make_delivery(url) for _ in range(10_000)]
-        assert parts.deliverer.take(many) == [one.delivery_id for one in many[:500]]
+        assert parts.deliverer.take(many).accepted == [one.delivery_id for one in many[:500]]
         other = make_delivery(hook.url)
-        assert parts.deliverer.take([*many[500:], other]) == [other.delivery_id]
-        assert parts.deliverer.take(many[:1]) == [many[0].delivery_id]
+        assert parts.deliverer.take([*many[500:], other]).accepted == [other.delivery_id]
+        assert parts.deliverer.take(many[:1]).accepted == [many[0].delivery_id]
         assert (await tried(dispatcher, other)).delivered
     dead.close()
 
@@ -235,15 +240,15 @@ async def test_a_host_that_gave_no_answer_gets_less_room_until_it_answers(
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}/"
     first = make_delivery(url)
-    async with open_worker() as parts:
+    async with open_worker(callback_breaker_failures=1000) as parts:
         parts.deliverer.take([first])
         assert not (await tried(dispatcher, first)).delivered
         many = [make_delivery(url) for _ in range(500)]
-        assert parts.deliverer.take(many) == [one.delivery_id for one in many[:64]]
+        assert parts.deliverer.take(many).accepted == [one.delivery_id for one in many[:64]]
         await parts.deliverer.wait_idle()
         [host] = parts.deliverer._hosts.values()
         host.slow = False
-        assert len(parts.deliverer.take(many[64:])) == 436
+        assert len(parts.deliverer.take(many[64:]).accepted) == 436
 
 
 async def test_a_forbidden_address_is_refused_with_the_one_text(
@@ -255,3 +260,150 @@ async def test_a_forbidden_address_is_refused_with_the_one_text(
         result = await tried(dispatcher, delivery)
     assert result.error == "egress_refused: this address may not be called"
     assert hook.received == []
+
+
+async def test_a_rotated_secret_signs_beside_the_one_before(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    new = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
+    private = f"whsk_{base64.b64encode(bytes(range(32, 64))).decode()}"
+    both = make_delivery(hook.url).model_copy(update={"signing": [new, ""]})
+    asymmetric = make_delivery(hook.url).model_copy(update={"signing": [private]})
+    async with open_worker() as parts:
+        parts.deliverer.take([both, asymmetric])
+        assert (await tried(dispatcher, both)).delivered
+        assert (await tried(dispatcher, asymmetric)).delivered
+    came = {headers["webhook-id"]: (headers, body) for headers, body in hook.received}
+    headers, body = came[both.delivery_id]
+    lowered = {name.lower(): value for name, value in headers.items()}
+    assert len(lowered["webhook-signature"].split()) == 2
+    for secret in (new, SECRET):
+        assert Webhook(secret).verify(body, lowered)
+    headers, body = came[asymmetric.delivery_id]
+    version, _, signature = headers["webhook-signature"].partition(",")
+    assert version == "v1a"
+    signed = f"{asymmetric.delivery_id}.{headers['webhook-timestamp']}.".encode() + body
+    public = base64.b64decode(public_key_of(private).removeprefix("whpk_"))
+    Ed25519PublicKey.from_public_bytes(public).verify(base64.b64decode(signature), signed)
+    verify_webhook(public_key_of(private), headers, body)
+    with pytest.raises(WebhookVerificationError):
+        verify_webhook(public_key_of(private), headers, body + b" ")
+
+
+async def test_a_worker_that_is_told_two_secrets_signs_with_both(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    other = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
+    delivery = make_delivery(hook.url)
+    async with open_worker(webhook_secret=f"{other},{SECRET}") as parts:
+        parts.deliverer.take([delivery])
+        await tried(dispatcher, delivery)
+    [(headers, body)] = hook.received
+    for secret in (other, SECRET):
+        assert Webhook(secret).verify(body, {k.lower(): v for k, v in headers.items()})
+
+
+async def test_headers_of_a_delivery_are_sent_but_never_instead_of_our_own(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    given = {"Authorization": "Bearer a", "webhook-id": "forged"}
+    delivery = make_delivery(hook.url).model_copy(update={"headers": given})
+    async with open_worker() as parts:
+        parts.deliverer.take([delivery])
+        assert (await tried(dispatcher, delivery)).delivered
+    [(headers, _)] = hook.received
+    assert headers["Authorization"] == "Bearer a"
+    assert headers["webhook-id"] == delivery.delivery_id
+
+
+async def test_a_try_tells_when_it_was_and_the_first_2_kib_of_the_answer(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    delivery = make_delivery(hook.url)
+    before = time.time() * 1000
+    async with open_worker() as parts:
+        parts.deliverer.take([delivery])
+        result = await tried(dispatcher, delivery)
+    assert before - 1 <= result.tried_at <= time.time() * 1000
+    assert result.answer == "z" * 2048
+
+
+async def test_an_open_breaker_gives_back_what_it_holds_untried_until_a_trial_is_answered(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/hook"
+    flags = {"callback_breaker_failures": 2, "callback_breaker_seconds": 0.3}
+    async with open_worker(**flags, callback_host_concurrency=1) as parts:
+        many = [make_delivery(url) for _ in range(6)]
+        parts.deliverer.take(many)
+        results = [await tried(dispatcher, one) for one in many]
+        assert [one.not_tried for one in results] == [False, False, True, True, True, True]
+        assert all(300 * 0.5 < one.retry_after_ms <= 300 * 1.2 for one in results[2:])
+        await until_async(lambda: not parts.deliverer.backlog)
+        assert parts.deliverer.open_breakers == 1
+        # What a report brings meanwhile goes back too, and what is offered is refused.
+        late = make_delivery(url)
+        parts.deliverer.take_own([late])
+        assert (await tried(dispatcher, late)).not_tried
+        host = f"127.0.0.1:{port}"
+        assert 0 < parts.deliverer.take([make_delivery(url)]).paused[host] <= 300
+        received = Hook()
+        app = web.Application()
+        app.router.add_post("/hook", received.receive)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        received.gate = asyncio.Event()
+        trial = make_delivery(url)
+        await until_async(lambda: parts.deliverer.take([trial]).accepted)
+        # One trial at a time.
+        refused = parts.deliverer.take([make_delivery(url)])
+        assert (refused.accepted, refused.paused) == ([], {host: 5000})
+        received.gate.set()
+        assert (await tried(dispatcher, trial)).delivered
+        assert parts.deliverer.open_breakers == 0
+        after = make_delivery(url)
+        parts.deliverer.take([after])
+        assert (await tried(dispatcher, after)).delivered
+        await runner.cleanup()
+
+
+async def test_a_host_that_answers_with_errors_keeps_its_breaker_closed(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    hook.status = 500
+    many = [make_delivery(hook.url) for _ in range(10)]
+    async with open_worker(callback_breaker_failures=2) as parts:
+        parts.deliverer.take(many)
+        results = [await tried(dispatcher, one) for one in many]
+    assert not any(one.not_tried for one in results)
+    assert len(hook.received) == 10
+
+
+async def test_a_tenants_networks_narrow_what_the_worker_allows(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    first = make_delivery(hook.url)
+    wide = make_delivery(hook.url).model_copy(update={"egress_allow": ["127.0.0.0/30"]})
+    narrow = make_delivery(hook.url).model_copy(update={"egress_allow": []})
+    other = make_delivery(hook.url).model_copy(update={"egress_allow": ["10.0.0.0/8"]})
+    async with open_worker(egress_allow="127.0.0.0/8") as parts:
+        # A connection that another tenant's callback has left open is not used.
+        parts.deliverer.take([first])
+        assert (await tried(dispatcher, first)).delivered
+        parts.deliverer.take([wide, narrow, other])
+        assert (await tried(dispatcher, wide)).delivered
+        for one in (narrow, other):
+            assert (await tried(dispatcher, one)).error == (
+                "egress_refused: this address may not be called"
+            )
+    assert len(hook.received) == 2
+
+
+@pytest.mark.parametrize("seconds", [41, 60, 0])
+async def test_a_try_that_its_lease_does_not_outlast_is_refused_at_the_start(
+    seconds: float,
+) -> None:
+    with pytest.raises(SettingsError, match="ONCUE_CALLBACK_TIMEOUT_SECONDS"):
+        read_settings(callback_timeout_seconds=seconds)

@@ -6,7 +6,8 @@ import ipaddress
 
 import pytest
 
-from worker.egress import EgressRefused, is_allowed, parse_target
+from oncue.addresses import is_allowed
+from worker.egress import EgressRefused, parse_target
 
 FORBIDDEN = [
     "0.0.0.0",

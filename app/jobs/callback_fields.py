@@ -1,0 +1,163 @@
+"""What a caller may say of a job's callbacks: which events, which headers, and where they go."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from app.edge.problems import Problem, invalid
+from app.fleet.live import LiveFleet
+from app.lifecycle.callback_body import ENDS, EVENT_WORDS
+from app.plumbing.database import DatabaseUnavailable
+from app.plumbing.sealed import HOW_TO, NoSecretKeys, Sealer
+from oncue.addresses import is_allowed, spelled_address
+
+MAX_HEADERS: Final = 16
+MAX_HEADERS_BYTES: Final = 4096
+MASK: Final = "********"
+EventWord = Literal["succeeded", "failed", "cancelled", "started", "retrying"]
+DEFAULT_EVENTS: Final = tuple(EVENT_WORDS[status] for status in ENDS)
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
+_OURS: Final = frozenset(
+    {
+        *("accept-encoding", "connection", "content-encoding", "content-length", "content-type"),
+        *("cookie2", "expect", "host", "http2-settings", "keep-alive", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "user-agent", "via", "forwarded"),
+    }
+)
+_OUR_PREFIXES: Final = ("webhook-", "proxy-", "x-forwarded-", "sec-")
+
+
+def _distinct(words: list[EventWord]) -> list[EventWord]:
+    if len(set(words)) != len(words):
+        raise ValueError("each event once")
+    return words
+
+
+def _sendable(value: str) -> str:
+    if not value.isascii() or not value.isprintable():
+        raise ValueError("must be printable ASCII: no line breaks, no control characters")
+    if value != value.strip():
+        raise ValueError("must not begin or end with a space")
+    return value
+
+
+def _free_name(name: str) -> str:
+    if not _TOKEN.fullmatch(name):
+        raise ValueError("a header's name has up to 64 letters, digits and dashes")
+    if name.lower() in _OURS or name.lower().startswith(_OUR_PREFIXES):
+        raise ValueError("this header is not for callers to set")
+    return name
+
+
+HeaderValue = Annotated[
+    str, StringConstraints(min_length=1, max_length=2048), AfterValidator(_sendable)
+]
+
+
+class SecretValue(BaseModel):
+    """A header's value that is kept encrypted and never shown again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    secret: HeaderValue = Field(repr=False)
+
+
+def _bounded(headers: dict[str, HeaderValue | SecretValue]) -> dict[str, HeaderValue | SecretValue]:
+    if len({name.lower() for name in headers}) != len(headers):
+        raise ValueError("each header once, however it is written")
+    size = sum(len(name) + len(_clear(value)) for name, value in headers.items())
+    if size > MAX_HEADERS_BYTES:
+        raise ValueError(f"at most {MAX_HEADERS_BYTES} bytes together")
+    return headers
+
+
+CallbackEvents = Annotated[
+    list[EventWord], Field(min_length=1, max_length=5), AfterValidator(_distinct)
+]
+CallbackHeaders = Annotated[
+    dict[Annotated[str, AfterValidator(_free_name)], HeaderValue | SecretValue],
+    Field(max_length=MAX_HEADERS),
+    AfterValidator(_bounded),
+]
+
+
+def _clear(value: str | SecretValue) -> str:
+    return value if isinstance(value, str) else value.secret
+
+
+def kept_events(events: Sequence[EventWord] | None) -> str | None:
+    """Return events as they are stored: None is how a job ends, which is what it is by default."""
+    if events is None or set(events) == set(DEFAULT_EVENTS):
+        return None
+    return ",".join(word for word in EVENT_WORDS.values() if word in events)
+
+
+def shown_events(kept: str | None) -> list[str]:
+    """Return events as callers see them."""
+    return list(DEFAULT_EVENTS) if kept is None else kept.split(",")
+
+
+def kept_headers(headers: Mapping[str, str | SecretValue] | None, sealer: Sealer) -> str | None:
+    """Return headers as they are stored: JSON, secret values sealed.
+
+    Raises:
+        Problem: `secret_keys_missing`.
+    """
+    if not headers:
+        return None
+    try:
+        kept = {
+            name: value if isinstance(value, str) else {"sealed": sealer.seal(value.secret)}
+            for name, value in headers.items()
+        }
+    except NoSecretKeys:
+        raise no_secret_keys("/callbackHeaders") from None
+    return json.dumps(kept)
+
+
+def shown_headers(kept: str | None) -> dict[str, Any] | None:
+    """Return headers as callers see them: of a secret one only that there is one."""
+    if kept is None:
+        return None
+    return {
+        name: value if isinstance(value, str) else {"secret": MASK}
+        for name, value in json.loads(kept).items()
+    }
+
+
+def no_secret_keys(pointer: str) -> Problem:
+    """Return the problem of a secret that cannot be kept."""
+    detail = f"this server keeps no secrets: its operator must {HOW_TO}"
+    return Problem(
+        "secret_keys_missing",
+        f"{pointer.strip('/') or 'the secret'}: {detail}.",
+        errors=[{"pointer": pointer, "detail": detail}],
+    )
+
+
+async def refused_callback(fleet: LiveFleet, url: str | None) -> Problem | None:
+    """Return the problem of a URL that spells an address which no live worker may call, else None.
+
+    What a name leads to is known only when it is called: that is checked then.
+    """
+    address = None if url is None else spelled_address(url)
+    if address is None:
+        return None
+    try:
+        lists = await fleet.egress_lists()
+    except DatabaseUnavailable:
+        # What needs the database comes next, and tells the caller.
+        return None
+    if lists is None or any(is_allowed(address, networks) for networks in lists):
+        return None
+    return invalid(
+        "this address may not be called; use a public one, or have its network allowed by "
+        "ONCUE_EGRESS_ALLOW of the workers",
+        "/callbackUrl",
+    )
