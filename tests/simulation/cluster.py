@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import aiohttp
 import structlog
 from pydantic import SecretStr
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util.concurrency import greenlet_spawn
 
 from app.ground import Ground
@@ -36,6 +37,7 @@ from tests.simulation.network import (
     Session,
     Unreachable,
 )
+from tests.simulation.quick import QuickEngine
 from tests.simulation.redis import BlockingRedis, RedisClient, RedisServer
 from tests.simulation.workload import Receiver, receiver_process
 from tests.support.checker import Died, ExecutionRow, JobRow
@@ -78,6 +80,8 @@ class Cluster:
         )
         self.receiver = Receiver(history, dice)
         self.restart_seconds = 15.0
+        self.quick = True
+        """False: dispatchers use SQLAlchemy's own engine, at several times the cost."""
         self._boots: dict[str, int] = {}
         self._settings: dict[str, Any] = {}
         self.network.crash = self.crash
@@ -180,6 +184,9 @@ class Cluster:
 
     def _ground(self, settings: Settings, process: Process) -> Ground:
         database = Database(settings.database_url, connect=self.database.connect)
+        if self.quick:
+            database._writers = self._engine("BEGIN IMMEDIATE", pool_size=1)
+            database._readers = self._engine("BEGIN", pool_size=4)
         redis = cast(Any, RedisClient(self.redis, process, text=True, repeats=2))
         session = cast(aiohttp.ClientSession, Session(self.network, process.node))
         return Ground(
@@ -192,6 +199,10 @@ class Cluster:
             client=InternalClient(TOKEN, lambda: session),
             metrics=Metrics(),
         )
+
+    def _engine(self, begin: str, *, pool_size: int) -> AsyncEngine:
+        engine = QuickEngine(self.database.connect, begin=begin, pool_size=pool_size)
+        return cast(AsyncEngine, engine)
 
     def _worker_settings(self, node: str) -> WorkerSettings:
         # Each has its own order of dispatchers, as behind a balancer.

@@ -212,6 +212,22 @@ class Connection:
         """Close."""
         self.drop()
 
+    async def run(self, sql: str, parameters: Any, *, many: bool = False) -> sqlite3.Cursor | None:
+        """Run one statement, for one row or for many; BEGIN has no cursor.
+
+        Raises:
+            sqlite3.Error: it was refused, or the server cannot be reached.
+        """
+        if sql == "BEGIN IMMEDIATE":
+            await self.reach("begin")
+            await self.begin_writing()
+            return None
+        if sql == "BEGIN":
+            self.real.execute(sql)
+            return None
+        await self.reach("statements" if many else "statement")
+        return self.real.executemany(sql, parameters) if many else self.real.execute(sql, parameters)
+
     def stop(self) -> None:
         """Close at once."""
         self.drop()
