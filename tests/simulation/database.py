@@ -8,6 +8,7 @@ write lock and for the disk, are replaced.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 import sqlite3
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class DatabaseServer:
         self.history = history
         self.down = False
         self.writer: Connection | None = None
+        self.waiting: list[asyncio.Future[None]] = []
         self._now = now
         self._connections: list[Connection] = []
 
@@ -76,10 +78,24 @@ class DatabaseServer:
             if connection.process is process and connection.in_transaction:
                 connection.drop()
 
+    def let_in(self) -> None:
+        """Let those who wait for the write lock try again, each when its next poll happens."""
+        for turn in self.waiting:
+            asyncio.get_running_loop().call_later(
+                self.dice.uniform(0.0, LONGEST_POLL_SECONDS), _try_again, turn,
+                context=contextvars.Context(),
+            )  # fmt: skip
+        self.waiting.clear()
+
     def close(self) -> None:
         """Close every connection."""
         for connection in self._connections:
             connection.drop()
+
+
+def _try_again(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 class Connection:
@@ -173,19 +189,25 @@ class Connection:
             raise sqlite3.OperationalError("disk I/O error")
 
     async def begin_writing(self) -> None:
-        """Take the write lock, as SQLite does: by asking again and again.
+        """Take the write lock: SQLite asks again and again, so that any of those who wait gets it.
 
         Raises:
             sqlite3.OperationalError: it stayed locked.
         """
-        loop = asyncio.get_running_loop()
         server = self._server
-        until, pause = loop.time() + BUSY_SECONDS, 0.001
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BUSY_SECONDS
         while server.writer is not None:
-            if loop.time() >= until:
-                raise sqlite3.OperationalError("database is locked")
-            await asyncio.sleep(pause * server.dice.uniform(0.5, 1.0))
-            pause = min(pause * 2, LONGEST_POLL_SECONDS)
+            turn = loop.create_future()
+            server.waiting.append(turn)
+            try:
+                async with asyncio.timeout_at(until):
+                    await turn
+            except TimeoutError:
+                raise sqlite3.OperationalError("database is locked") from None
+            finally:
+                if turn in server.waiting:
+                    server.waiting.remove(turn)
         real = self.real
         server.writer = self
         real.execute("BEGIN IMMEDIATE")
@@ -244,6 +266,7 @@ class Connection:
     def _leave(self) -> None:
         if self._server.writer is self:
             self._server.writer = None
+            self._server.let_in()
 
 
 class Cursor:
