@@ -214,6 +214,15 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app = _bare_app(lifespan)
     app.state.parts = parts
     keys = ApiKeys(settings.api_keys.get_secret_value())
+    # A request is matched with one route after the other: what workers ask most comes first.
+    app.include_router(
+        fleet_routes(
+            tokens=tokens,
+            heartbeats=Heartbeats(parts.ground),
+            reports=Reports(parts.ground, parts.settler),
+            logs=RunLogs(parts.ground),
+        )
+    )
     app.include_router(
         job_routes(
             settings=settings,
@@ -232,14 +241,6 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(schedule_routes(keys=keys))
     app.include_router(
         stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)
-    )
-    app.include_router(
-        fleet_routes(
-            tokens=tokens,
-            heartbeats=Heartbeats(parts.ground),
-            reports=Reports(parts.ground, parts.settler),
-            logs=RunLogs(parts.ground),
-        )
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
     install_document(app)

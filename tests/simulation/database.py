@@ -43,6 +43,7 @@ class DatabaseServer:
         self.down = False
         self.writer: Connection | None = None
         self.waiting: list[asyncio.Future[None]] = []
+        self.spare: list[sqlite3.Connection] = []
         self._now = now
         self._connections: list[Connection] = []
 
@@ -78,6 +79,16 @@ class DatabaseServer:
             if connection.process is process and connection.in_transaction:
                 connection.drop()
 
+    def real_connection(self) -> sqlite3.Connection:
+        """Return a real connection: one that somebody has closed, since a new one reads the schema."""
+        if self.spare:
+            return self.spare.pop()
+        real = sqlite3.connect(self.path, isolation_level=None, timeout=0, check_same_thread=False)
+        real.execute("PRAGMA synchronous=OFF")
+        real.execute("PRAGMA foreign_keys=ON")
+        real.create_function("julianday", 1, self.julian_day)
+        return real
+
     def let_in(self) -> None:
         """Let those who wait for the write lock try again, each when its next poll happens."""
         for turn in self.waiting:
@@ -91,6 +102,8 @@ class DatabaseServer:
         """Close every connection."""
         for connection in self._connections:
             connection.drop()
+        for real in self.spare:
+            real.close()
 
 
 def _try_again(turn: asyncio.Future[None]) -> None:
@@ -111,11 +124,7 @@ class Connection:
 
     def open(self) -> None:
         """Open the real connection."""
-        self._sqlite = sqlite3.connect(
-            self._server.path, isolation_level=None, timeout=0, check_same_thread=False
-        )
-        self._sqlite.execute("PRAGMA synchronous=OFF")
-        self._sqlite.create_function("julianday", 1, self._server.julian_day)
+        self._sqlite = self._server.real_connection()
 
     @property
     def _connection(self) -> sqlite3.Connection | None:
@@ -259,7 +268,7 @@ class Connection:
         if self._sqlite is not None:
             if self._sqlite.in_transaction:
                 self._sqlite.rollback()
-            self._sqlite.close()
+            self._server.spare.append(self._sqlite)
             self._sqlite = None
         self._leave()
 

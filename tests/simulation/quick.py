@@ -92,11 +92,9 @@ class QuickEngine:
 
     async def _open(self) -> Connection:
         try:
-            driver = await self._connect()
+            return await self._connect()
         except sqlite3.Error as error:
             raise _wrapped(None, error, lost=False) from error
-        driver.real.execute("PRAGMA foreign_keys=ON")
-        return driver
 
 
 class QuickConnection:
