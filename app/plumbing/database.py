@@ -75,6 +75,7 @@ class Database:
             self._writers = _mysql_engine(self.url, pool_size, isolation_level="READ COMMITTED")
             self._readers = _mysql_engine(self.url, pool_size, isolation_level="AUTOCOMMIT")
         self.now_ms: Final = NOW_MS[self.is_sqlite]
+        self._ask_now: Final = text(f"SELECT {self.now_ms}")
 
     @property
     def file_is_missing(self) -> bool:
@@ -112,7 +113,7 @@ class Database:
         """Return the database's UTC time, epoch milliseconds."""
 
         async def ask(connection: AsyncConnection) -> int:
-            return int((await connection.execute(text(f"SELECT {self.now_ms}"))).scalar_one())
+            return int((await connection.execute(self._ask_now)).scalar_one())
 
         return await self.read(ask)
 

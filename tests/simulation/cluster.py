@@ -7,6 +7,7 @@ import contextvars
 import random
 import sqlite3
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -197,7 +198,7 @@ class Cluster:
             clock=DatabaseClock(database),
             bus=Bus(redis, settings.redis_prefix),
             client=InternalClient(TOKEN, lambda: session),
-            metrics=Metrics(),
+            metrics=_metrics(),
         )
 
     def _engine(self, begin: str, *, pool_size: int) -> AsyncEngine:
@@ -310,6 +311,12 @@ class SimulatedEgress(Egress):
 
     async def close(self) -> None:
         """Close nothing: connections are not kept."""
+
+
+@cache
+def _metrics() -> Metrics:
+    """Nobody reads them here, and a registry is slow to build."""
+    return Metrics()
 
 
 def _time(epoch_ms: int | None) -> float | None:

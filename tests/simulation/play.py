@@ -22,8 +22,8 @@ from tests.simulation.bugs import planted
 from tests.simulation.cluster import DISPATCHERS, Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.history import History
+from tests.simulation.lean import lean
 from tests.simulation.machine import PROCESS, Machine, Stuck
-from tests.simulation.models import built_once
 from tests.simulation.pace import paced
 from tests.simulation.workload import Callers, draw_jobs, observe_with
 from tests.support.checker import TERMINAL, Healed, Report, judge
@@ -74,7 +74,7 @@ def play(
         with tempfile.TemporaryDirectory(dir=_memory_directory()) as directory:
             path = Path(directory) / "oncue.db"
             path.write_bytes(_empty_database())
-            with planted(bug), paced(), built_once():
+            with planted(bug), paced(), lean():
                 return _play(seed, path, trace, seconds)
     finally:
         sys.unraisablehook = hook
