@@ -56,6 +56,8 @@ class Network:
         self.cuts: dict[tuple[str, str], int] = {}
         self.slowness: dict[str, float] = {}
         self.crash: Callable[[Process, str], None] = lambda process, _why: process.die()
+        self.faults: list[str] = []
+        """Requests that ended with an exception: none may."""
         self.loss = 0.0
         self.doubling = 0.0
 
@@ -177,8 +179,9 @@ class Network:
         async def handle() -> None:
             try:
                 reply = await call_application(application, method, url, body, headers)
-            except Exception:
+            except Exception as error:
                 log.exception("a request failed")
+                self.faults.append(f"{method} {url} on {server.name} raised {error!r}")
                 reply = Answer(500, b"", {})
             server.requests -= 1
             if lose in server.at_death:

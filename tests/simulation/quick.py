@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Final, cast
 
+from sqlalchemy import RowMapping
+from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.sql.elements import TextClause
@@ -23,6 +25,7 @@ from sqlalchemy.sql.elements import TextClause
 from tests.simulation.database import Connection
 
 POOL_SECONDS: Final = 30.0
+DIALECT: Final = SQLiteDialect_aiosqlite()
 EMPTY_SET: Final = "SELECT 1 FROM (SELECT 1) WHERE 1!=1"
 _NAME: Final = re.compile(r"(?<![:\w\\]):(\w+)(?!:)")
 _ESCAPED: Final = re.compile(r"\\(:[\w$]*)(?![:\w$])")
@@ -102,6 +105,7 @@ class QuickConnection:
 
     def __init__(self, engine: QuickEngine, driver: Connection, begin: str) -> None:
         self.engine = engine
+        self.dialect = DIALECT
         self.lost = False
         self._driver = driver
         self._begin = begin
@@ -206,13 +210,19 @@ class QuickResult:
         return self._of([row[0] for row in self._rows])
 
     def mappings(self) -> QuickResult:
-        """Each row as a mapping."""
-        return self._of([dict(zip(self._names, row, strict=True)) for row in self._rows])
+        """Each row as a mapping, which says of itself that it is SQLAlchemy's."""
+        return self._of([_Mapping(zip(self._names, row, strict=True)) for row in self._rows])
 
     def _of(self, rows: list[Any]) -> QuickResult:
         result = QuickResult(None)
         result._rows = rows
         return result
+
+
+class _Mapping(dict[str, Any]):
+    @property
+    def __class__(self) -> Any:
+        return RowMapping
 
 
 def _wrapped(sql: str | None, error: sqlite3.Error, *, lost: bool) -> DBAPIError:
