@@ -69,7 +69,13 @@ class Cluster:
     """All nodes and what is between them; nodes start, end and die on request."""
 
     def __init__(
-        self, machine: Machine, history: History, dice: random.Random, database: Path
+        self,
+        machine: Machine,
+        history: History,
+        dice: random.Random,
+        database: Path,
+        *,
+        quick: bool,
     ) -> None:
         self.machine = machine
         self.history = history
@@ -83,8 +89,7 @@ class Cluster:
         )
         self.receiver = Receiver(history, dice)
         self.restart_seconds = 15.0
-        self.quick = True
-        """False: dispatchers use SQLAlchemy's own engine, at several times the cost."""
+        self.quick = quick
         self._boots: dict[str, int] = {}
         self._settings: dict[str, Any] = {}
         self.network.crash = self.crash
@@ -259,7 +264,8 @@ class Cluster:
                     now, job_id, request or f"fire {parent} {nominal}", JobStatus(status).name,
                     execution or "", _time(ended),
                 )
-                for job_id, request, status, execution, ended, parent, nominal in connection.execute(
+                for job_id, request, status, execution, ended, parent, nominal
+                in connection.execute(
                     "SELECT id, client_request_id, status, execution_id, finished_at, parent_id, "
                     "nominal_time FROM job_info WHERE kind = ? ORDER BY id",
                     (int(JobKind.TASK),),

@@ -80,7 +80,7 @@ class DatabaseServer:
                 connection.drop()
 
     def real_connection(self) -> sqlite3.Connection:
-        """Return a real connection: one that somebody has closed, since a new one reads the schema."""
+        """Return a real connection; a new one would have to read the schema."""
         if self.spare:
             return self.spare.pop()
         real = sqlite3.connect(self.path, isolation_level=None, timeout=0, check_same_thread=False)
@@ -116,6 +116,8 @@ class Connection:
 
     def __init__(self, server: DatabaseServer, process: Process) -> None:
         self.process = process
+        self.made_for = 0
+        """The era of its pool in which it was made."""
         self._server = server
         self._sqlite: sqlite3.Connection | None = None
         self.isolation_level: str | None = None
@@ -249,6 +251,7 @@ class Connection:
         Raises:
             sqlite3.Error: it was refused, or the server cannot be reached.
         """
+        self.real  # noqa: B018 - raises if the connection is broken
         if sql == "BEGIN IMMEDIATE":
             await self.reach("begin")
             await self.begin_writing()
@@ -257,7 +260,9 @@ class Connection:
             self.real.execute(sql)
             return None
         await self.reach("statements" if many else "statement")
-        return self.real.executemany(sql, parameters) if many else self.real.execute(sql, parameters)
+        return (
+            self.real.executemany(sql, parameters) if many else self.real.execute(sql, parameters)
+        )
 
     def stop(self) -> None:
         """Close at once."""

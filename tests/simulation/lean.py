@@ -17,7 +17,13 @@ from fastapi._compat.v2 import ModelField
 
 import app.main
 
-UNUSED: Final = ("explain_routes", "health_routes", "list_routes", "schedule_routes", "stream_routes")
+UNUSED: Final = (
+    "explain_routes",
+    "health_routes",
+    "list_routes",
+    "schedule_routes",
+    "stream_routes",
+)
 
 _BUILT: Final[dict[tuple[str, int, str], tuple[Any, Any]]] = {}
 _build = ModelField.__post_init__
@@ -40,8 +46,8 @@ def lean() -> Iterator[None]:
     """Have boots be as cheap as they can within the block."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(ModelField, "__post_init__", _build_once))
-        stack.enter_context(mock.patch.object(app.main, "install_document", lambda _app: None))
-        stack.enter_context(mock.patch.object(app.main, "StandaloneDocs", lambda app: app))
+        stack.enter_context(mock.patch.object(app.main, "install_document"))
+        stack.enter_context(mock.patch.object(app.main, "StandaloneDocs"))
         for name in UNUSED:
             stack.enter_context(mock.patch.object(app.main, name, _no_routes))
         yield

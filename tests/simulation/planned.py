@@ -41,7 +41,9 @@ def _draw(dice: random.Random, number: int, seconds: float) -> Schedule:
         "clientRequestId": f"schedule-{number}",
         "jobName": f"schedule {number}",
         "jobHandler": "brief",
-        "params": {"seconds": dice.choice([0.2, dice.uniform(1.0, 10.0), dice.uniform(10.0, 50.0)])},
+        "params": {
+            "seconds": dice.choice([0.2, dice.uniform(1.0, 10.0), dice.uniform(10.0, 50.0)])
+        },
         "maxRetry": dice.choice([0, 2, 5]),
         "retryIntervalSeconds": 1,
         "overlapPolicy": dice.choice(POLICIES),

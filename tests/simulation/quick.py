@@ -39,8 +39,9 @@ class QuickEngine:
     ) -> None:
         self._connect = connect
         self._begin = begin
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[Connection | None] = deque()
         self._room = asyncio.Semaphore(pool_size)
+        self._era = 0
 
     @asynccontextmanager
     async def begin(self) -> Any:
@@ -55,7 +56,7 @@ class QuickEngine:
         """Give a connection whose first statement begins a transaction, which is undone."""
         await self._enter()
         try:
-            driver = self._idle.popleft() if self._idle else await self._open()
+            driver = await self._take()
             connection = QuickConnection(self, driver, self._begin)
             try:
                 yield connection
@@ -68,6 +69,7 @@ class QuickEngine:
             finally:
                 if connection.lost:
                     driver.drop()
+                    self._idle.append(None)
                 else:
                     await driver.rollback()
                     self._idle.append(driver)
@@ -76,12 +78,14 @@ class QuickEngine:
 
     async def dispose(self) -> None:
         """Close what nobody uses."""
-        self.forget()
+        for driver in self._idle:
+            if driver is not None:
+                driver.drop()
+        self._idle.clear()
 
     def forget(self) -> None:
-        """Close what nobody uses: one broken connection tells that the others may be, too."""
-        while self._idle:
-            self._idle.popleft().drop()
+        """Use no connection again that is there now: one was broken, so the others may be, too."""
+        self._era += 1
 
     async def _enter(self) -> None:
         if not self._room.locked():
@@ -93,11 +97,27 @@ class QuickEngine:
         except TimeoutError:
             raise PoolTimeout("the pool is exhausted") from None
 
+    async def _take(self) -> Connection:
+        if not self._idle:
+            return await self._open()
+        driver = self._idle.popleft()
+        if driver is not None:
+            if driver.made_for == self._era:
+                return driver
+            driver.drop()
+        try:
+            return await self._open()
+        except BaseException:
+            self._idle.append(None)
+            raise
+
     async def _open(self) -> Connection:
         try:
-            return await self._connect()
+            driver = await self._connect()
         except sqlite3.Error as error:
             raise _wrapped(None, error, lost=False) from error
+        driver.made_for = self._era
+        return driver
 
 
 class QuickConnection:
@@ -128,8 +148,11 @@ class QuickConnection:
         if not isinstance(statement, TextClause):
             raise NotImplementedError(f"the quick engine runs text(...) only: {statement}")
         if isinstance(parameters, Sequence):
-            rendered = [_rendered(statement, one) for one in parameters]
-            return await self._execute(rendered[0][0], [values for _, values in rendered], many=True)
+            if len(parameters) > 1:
+                rendered = [_rendered(statement, one) for one in parameters]
+                sql = rendered[0][0]
+                return await self._execute(sql, [values for _, values in rendered], many=True)
+            (parameters,) = parameters
         sql, values = _rendered(statement, parameters or {})
         return await self._execute(sql, values)
 
@@ -226,15 +249,13 @@ class _Mapping(dict[str, Any]):
 
 
 def _wrapped(sql: str | None, error: sqlite3.Error, *, lost: bool) -> DBAPIError:
-    wrapped = DBAPIError.instance(
-        sql, None, error, sqlite3.Error, connection_invalidated=lost
-    )  # type: ignore[call-overload]
+    wrapped = DBAPIError.instance(sql, None, error, sqlite3.Error, connection_invalidated=lost)  # type: ignore[call-overload]
     return cast(DBAPIError, wrapped)
 
 
 @cache
 def _row_type(names: tuple[str, ...]) -> Any:
-    class Row(namedtuple("Named", names, rename=True)):  # type: ignore[misc] # noqa: PYI024
+    class Row(namedtuple("Named", names, rename=True)):  # type: ignore[misc]
         __slots__ = ()
 
         @property
@@ -266,9 +287,7 @@ def _rendered(statement: TextClause, given: Mapping[str, Any]) -> tuple[str, Seq
 
 
 @cache
-def _parsed(
-    text: str, lists: tuple[str, ...]
-) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _parsed(text: str, lists: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     names: list[str] = []
 
     def mark(found: re.Match[str]) -> str:

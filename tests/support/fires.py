@@ -99,9 +99,7 @@ def implied(events: Sequence[Event]) -> list[Event]:
         if schedule is None or row is None:
             continue
         request = row.client_request_id
-        found.append(
-            Accepted(fire.at, request, fire.job_id, schedule.max_retry, schedule.webhook)
-        )
+        found.append(Accepted(fire.at, request, fire.job_id, schedule.max_retry, schedule.webhook))
         if schedule.overlap == "replace" or fire.schedule_id in with_children:
             found.append(CancelAsked(fire.at, fire.job_id))
     for bulk in of_kind(events, BulkAsked):
