@@ -162,7 +162,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(self._note_unhandled)
         self.set_task_factory(self._make_task)
 
-    get_debug = bool  # type: ignore[assignment] # it is asked at each future, and is False
+    get_debug = bool  # it is asked at each future, and is False
 
     def time(self) -> float:
         """Seconds since the simulation began."""

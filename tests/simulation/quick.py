@@ -244,13 +244,13 @@ class QuickResult:
 
 
 class _Mapping(dict[str, Any]):
-    @property
+    @property  # type: ignore[misc] # mypy knows it as an attribute
     def __class__(self) -> Any:
         return RowMapping
 
 
 def _wrapped(sql: str | None, error: sqlite3.Error, *, lost: bool) -> DBAPIError:
-    wrapped = DBAPIError.instance(sql, None, error, sqlite3.Error, connection_invalidated=lost)  # type: ignore[call-overload]
+    wrapped = DBAPIError.instance(sql, None, error, sqlite3.Error, connection_invalidated=lost)
     return cast(DBAPIError, wrapped)
 
 
@@ -275,7 +275,7 @@ def _rendered(statement: TextClause, given: Mapping[str, Any]) -> tuple[str, Seq
         return sql, ()
     values: list[Any] = []
     for name in names:
-        value = given[name] if name in given else known[name].effective_value
+        value: Any = given[name] if name in given else known[name].effective_value
         if name in lists:
             values.extend(value)
         else:

@@ -266,6 +266,7 @@ class Callers:
     async def insist(self, path: str, body: dict[str, Any] | None) -> Answer:
         """POST until a dispatcher has answered, with anything but an error of its own."""
         content = None if body is None else json.dumps(body).encode()
+        answer: Answer | None = None
         for _ in range(MOST_TRIES):
             answer = await self.ask("POST", path, content)
             if answer is not None and answer.status < 500:
