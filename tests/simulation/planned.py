@@ -89,6 +89,7 @@ class Planner:
     async def play(self, schedule: Schedule) -> None:
         """Make a schedule, use its verbs in their order, and cancel it."""
         await asyncio.sleep(schedule.at)
+        asked_at = self._history.now
         answer = await self._callers.insist("/openapi/jobs", schedule.body)
         assert answer.status in (200, 202), answer.body
         job_id = int(json.loads(answer.body)["jobId"])
@@ -101,6 +102,7 @@ class Planner:
                 body["overlapPolicy"],
                 body["maxRetry"],
                 "callbackUrl" in body,
+                waited=self._history.now - asked_at,
             )
         )
         since = self._history.now

@@ -30,13 +30,17 @@ DECIDED_SECONDS: Final = 25.0
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMade(Event):
-    """A caller was told that its schedule is stored; its children inherit the last two."""
+    """A caller was told that its schedule is stored; its children inherit retries and webhook.
+
+    The schedule counts from some moment of the `waited` seconds that the caller asked for it.
+    """
 
     job_id: int
     step_ms: int
     overlap: str
     max_retry: int
     webhook: bool
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,8 @@ def _ledger_faults(
         for one, other in pairwise(on_record)
         if other - one != step
     ]
-    if on_record and not row.made_ms < on_record[0] <= row.made_ms + 2 * step:
+    asked_ms = row.made_ms - schedule.waited * 1000
+    if on_record and not asked_ms < on_record[0] <= row.made_ms + 2 * step:
         faults.append(f"made at {row.made_ms}, first fire {on_record[0]}")
     if on_record and on_record[-1] != row.decided_ms:
         faults.append(f"decided until {row.decided_ms}, last fire {on_record[-1]}")

@@ -39,6 +39,14 @@ def test_each_time_once_is_right() -> None:
     assert judge_fires([*RIGHT, fire(55_555, own=False)]) == []
 
 
+def test_a_schedule_that_was_long_in_being_stored_counts_from_its_request() -> None:
+    late = ScheduleRow(99.0, 5, "CANCELLED", 12_000, 90_000)
+
+    assert "first fire 10000" in judge_fires([MADE, ENDS, late, *RIGHT[3:]])[0]
+    waited = ScheduleMade(12.0, 5, STEP, "skip", 2, webhook=True, waited=5.0)
+    assert judge_fires([waited, ENDS, late, *RIGHT[3:]]) == []
+
+
 @pytest.mark.parametrize(
     ("events", "what"),
     [
