@@ -170,8 +170,7 @@ class QueueBook:
             for state in self._by_handler.get(handler, ()):
                 requirement = state.row.requirement
                 if requirement not in slots:
-                    workers = roster.slots_for(handler, requirement)
-                    slots[requirement] = sum(worker.free for worker in workers)
+                    slots[requirement] = roster.free_for(handler, requirement)
                 if slots[requirement] > 0:
                     served.append((state, slots[requirement]))
         return served

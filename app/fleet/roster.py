@@ -72,10 +72,11 @@ class Roster:
 
     def suspects(self) -> list[Node]:
         """Return the beating workers that have not answered a call lately."""
+        oldest = self._oldest_beat()
         return [
             worker.node
             for worker in self._workers.values()
-            if worker.suspect and self._beats(worker)
+            if worker.suspect and worker.node.last_heartbeat >= oldest
         ]
 
     def workers(self) -> list[LiveWorker]:
@@ -144,28 +145,39 @@ class Roster:
                 cpu_idle_percent=worker.node.cpu_idle_percent,
                 weight=worker.node.weight,
             )
-            for worker in self._by_handler.get(handler, ())
-            if self._takes_runs(worker) and meets(requirement, worker.node.labels)
+            for worker in self._ready(handler, requirement)
         ]
+
+    def free_for(self, handler: str, requirement: str) -> int:
+        """Return how many of the handler's tasks may be dealt now."""
+        return sum(
+            max(0, worker.node.capacity - worker.live_active)
+            for worker in self._ready(handler, requirement)
+        )
 
     def delivering(self) -> list[Node]:
         """Return the live workers that deliver callbacks."""
+        oldest = self._oldest_beat()
         return [
             worker.node
             for worker in self._workers.values()
             if worker.node.delivers
             and not worker.suspect
-            and self._beats(worker)
+            and worker.node.last_heartbeat >= oldest
             and worker.node.state is not WorkerState.DOWN
         ]
 
-    def _takes_runs(self, worker: LiveWorker) -> bool:
-        return (
-            worker.node.state is WorkerState.UP
+    def _ready(self, handler: str, requirement: str) -> list[LiveWorker]:
+        oldest = self._oldest_beat()
+        return [
+            worker
+            for worker in self._by_handler.get(handler, ())
+            if worker.node.state is WorkerState.UP
             and not worker.suspect
             and not worker.draining
-            and self._beats(worker)
-        )
+            and worker.node.last_heartbeat >= oldest
+            and meets(requirement, worker.node.labels)
+        ]
 
-    def _beats(self, worker: LiveWorker) -> bool:
-        return worker.node.last_heartbeat >= self._now_ms() - SILENT_MS
+    def _oldest_beat(self) -> float:
+        return self._now_ms() - SILENT_MS

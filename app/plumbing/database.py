@@ -98,6 +98,7 @@ class Database:
                 idle_on_mysql=IDLE_CONNECTION_SECONDS,
             )
         self.now_ms: Final = NOW_MS[self.is_sqlite]
+        self._ask_now: Final = text(f"SELECT {self.now_ms}")
 
     @property
     def file_is_missing(self) -> bool:
@@ -135,7 +136,7 @@ class Database:
         """Return the database's UTC time, epoch milliseconds."""
 
         async def ask(connection: AsyncConnection) -> int:
-            return int((await connection.execute(text(f"SELECT {self.now_ms}"))).scalar_one())
+            return int((await connection.execute(self._ask_now)).scalar_one())
 
         return await self.read(ask)
 

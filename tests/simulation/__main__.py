@@ -14,7 +14,7 @@ from tests.simulation.play import play
 from tests.support.checker import Report, add_up
 
 SHOWN_VIOLATIONS = 3
-PROGRESS_SEEDS = 100
+PROGRESS_SECONDS = 15.0
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     if arguments.seed is not None:
         return _show(arguments.seed, trace=arguments.trace, history=arguments.history)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    return _play_all(seeds, processes=arguments.jobs, seconds=arguments.seconds)
+    return _play_all(seeds, processes=arguments.processes, seconds=arguments.seconds)
 
 
 def _arguments() -> argparse.Namespace:
@@ -37,7 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--history", action="store_true", help="with --seed: print the history")
     parser.add_argument("--seeds", type=int, default=100, help="how many to play")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="all cores")
     parser.add_argument("--seconds", type=float, help="begin no other seed after so many seconds")
     return parser.parse_args()
 
@@ -56,27 +56,36 @@ def _show(seed: int, *, trace: bool, history: bool) -> int:
 
 
 def _play_all(seeds: Sequence[int], *, processes: int, seconds: float | None) -> int:
-    began = time.perf_counter()
+    began = shown = time.perf_counter()
     reports: list[Report] = []
     faults: Counter[str] = Counter()
-    virtual_seconds, broken = 0.0, []
+    virtual_seconds = cpu_seconds = 0.0
+    broken: list[int] = []
     for played in play_all(seeds, processes=processes, seconds=seconds):
         reports.append(played.report)
         faults.update(played.faults)
         virtual_seconds += played.virtual_seconds
-        if len(reports) % PROGRESS_SEEDS == 0:
-            print(f"{len(reports)} seeds in {time.perf_counter() - began:.0f} s", flush=True)
+        cpu_seconds += played.cpu_seconds
         if played.violations:
             broken.append(played.seed)
             print(f"seed {played.seed}: {len(played.violations)} violations", flush=True)
             for violation in played.violations[:SHOWN_VIOLATIONS]:
                 print(f"  {violation[:300]}", flush=True)
+        if time.perf_counter() - shown >= PROGRESS_SECONDS:
+            shown = time.perf_counter()
+            print(
+                f"{len(reports)} of {len(seeds)} seeds in {shown - began:.0f} s, "
+                f"{len(broken)} broken",
+                flush=True,
+            )
     took = time.perf_counter() - began
     print(add_up(reports).table(faults))
     print(
-        f"{len(reports)} seeds, {virtual_seconds / 3600:.1f} virtual hours in {took:.0f} s; "
-        f"broken: {sorted(broken) or 'none'}"
+        f"{len(reports) - len(broken)} of {len(reports)} seeds clean: "
+        f"{virtual_seconds / 3600:.1f} virtual hours in {took:.0f} s on {processes} processes, "
+        f"{cpu_seconds:.0f} s of processor time, {cpu_seconds / max(1, len(reports)):.1f} s a seed"
     )
+    print(f"broken: {sorted(broken) or 'none'}")
     return 1 if broken else 0
 
 

@@ -7,6 +7,8 @@ import contextvars
 import random
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,10 +16,11 @@ from typing import Any, Final, cast
 import aiohttp
 import structlog
 from pydantic import SecretStr
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util.concurrency import greenlet_spawn
 
 from app.ground import Ground
-from app.lifecycle.states import DeliveryStatus, ExecutionStatus, JobStatus
+from app.lifecycle.states import DeliveryStatus, ExecutionStatus, JobKind, JobStatus
 from app.main import create_app as create_dispatcher
 from app.main import start_parts, stop_dispatching, stop_parts
 from app.metrics import Metrics
@@ -38,9 +41,11 @@ from tests.simulation.network import (
     Session,
     Unreachable,
 )
+from tests.simulation.quick import QuickEngine
 from tests.simulation.redis import BlockingRedis, RedisClient, RedisServer
 from tests.simulation.workload import Receiver, receiver_process
-from tests.support.checker import Died, ExecutionRow, JobRow
+from tests.support.checker import Died, Event, ExecutionRow, JobRow
+from tests.support.fires import FireRow, ScheduleRow, SkipRow
 from worker.dispatchers import CONNECT_TIMEOUT_SECONDS, Dispatchers
 from worker.dispatchers import REQUEST_TIMEOUT_SECONDS as REPORT_SECONDS
 from worker.egress import Egress, EgressFailed, EgressReply
@@ -66,7 +71,13 @@ class Cluster:
     """All nodes and what is between them; nodes start, end and die on request."""
 
     def __init__(
-        self, machine: Machine, history: History, dice: random.Random, database: Path
+        self,
+        machine: Machine,
+        history: History,
+        dice: random.Random,
+        database: Path,
+        *,
+        quick: bool,
     ) -> None:
         self.machine = machine
         self.history = history
@@ -80,6 +91,7 @@ class Cluster:
         )
         self.receiver = Receiver(history, dice)
         self.restart_seconds = 15.0
+        self.quick = quick
         self._boots: dict[str, int] = {}
         self._settings: dict[str, Any] = {}
         self.network.crash = self.crash
@@ -182,6 +194,9 @@ class Cluster:
 
     def _ground(self, settings: Settings, process: Process) -> Ground:
         database = Database(settings.database_url, connect=self.database.connect)
+        if self.quick:
+            database._writers = self._engine("BEGIN IMMEDIATE", pool_size=1)
+            database._readers = self._engine("BEGIN", pool_size=4)
         redis = cast(Any, RedisClient(self.redis, process, text=True, repeats=2))
         session = cast(aiohttp.ClientSession, Session(self.network, process.node))
         return Ground(
@@ -192,9 +207,13 @@ class Cluster:
             clock=DatabaseClock(database),
             bus=Bus(redis, settings.redis_prefix),
             client=InternalClient(TOKEN, lambda: session),
-            metrics=Metrics(),
+            metrics=_metrics(),
             sealer=Sealer(""),
         )
+
+    def _engine(self, begin: str, *, pool_size: int) -> AsyncEngine:
+        engine = QuickEngine(self.database.connect, begin=begin, pool_size=pool_size)
+        return cast(AsyncEngine, engine)
 
     def _worker_settings(self, node: str) -> WorkerSettings:
         # Each has its own order of dispatchers, as behind a balancer.
@@ -240,16 +259,21 @@ class Cluster:
         )
 
     def rows(self) -> tuple[list[JobRow], list[ExecutionRow], int]:
-        """What the database holds: jobs, executions, and how many callbacks are owed still."""
+        """What the database holds: tasks, executions, and how many callbacks are owed still."""
         now = self.history.now
-        with sqlite3.connect(self.database.path) as connection:
+        with closing(sqlite3.connect(self.database.path)) as connection:
             jobs = [
-                JobRow(now, job_id, request, JobStatus(status).name, execution or "", _time(ended))
-                for job_id, request, status, execution, ended in connection.execute(
-                    "SELECT id, client_request_id, status, execution_id, finished_at "
-                    "FROM job_info ORDER BY id"
+                JobRow(
+                    now, job_id, request or f"fire {parent} {nominal}", JobStatus(status).name,
+                    execution or "", _time(ended),
                 )
-            ]
+                for job_id, request, status, execution, ended, parent, nominal
+                in connection.execute(
+                    "SELECT id, client_request_id, status, execution_id, finished_at, parent_id, "
+                    "nominal_time FROM job_info WHERE kind = ? ORDER BY id",
+                    (int(JobKind.TASK),),
+                )
+            ]  # fmt: skip
             executions = [
                 ExecutionRow(
                     now, execution, job_id, trigger, worker, ExecutionStatus(status).name,
@@ -265,8 +289,44 @@ class Cluster:
                 "SELECT COUNT(*) FROM callback_delivery WHERE status = ?",
                 (int(DeliveryStatus.PENDING),),
             ).fetchone()
-        connection.close()
         return jobs, executions, owed
+
+    def schedule_rows(self) -> list[Event]:
+        """What the database holds of schedules: themselves, their children, their ledger."""
+        now = self.history.now
+        with closing(sqlite3.connect(self.database.path)) as connection:
+            schedules = [
+                ScheduleRow(now, job_id, JobStatus(status).name, made, decided)
+                for job_id, status, made, decided in connection.execute(
+                    "SELECT id, status, created_at, trigger_ts FROM job_info WHERE kind = ? "
+                    "ORDER BY id",
+                    (int(JobKind.SCHEDULE),),
+                )
+            ]
+            children = [
+                FireRow(now, parent, job_id, nominal, own=not key)
+                for job_id, parent, nominal, key in connection.execute(
+                    "SELECT id, parent_id, nominal_time, child_key FROM job_info "
+                    "WHERE parent_id IS NOT NULL ORDER BY id"
+                )
+            ]
+            skips = [
+                SkipRow(now, *row)
+                for row in connection.execute(
+                    "SELECT schedule_id, from_time, to_time, count, reason FROM schedule_skip "
+                    "ORDER BY id"
+                )
+            ]
+        return [*schedules, *children, *skips]
+
+    def is_over(self) -> bool:
+        """True when every task and every schedule has ended, and no callback is owed."""
+        with closing(sqlite3.connect(self.database.path)) as connection:
+            (open_jobs,) = connection.execute(
+                "SELECT COUNT(*) FROM job_info WHERE NOT status IN (?, ?, ?)",
+                (int(JobStatus.SUCCEEDED), int(JobStatus.FAILED), int(JobStatus.CANCELLED)),
+            ).fetchone()
+        return not open_jobs and not self.rows()[2]
 
 
 class SimulatedEgress(Egress):
@@ -304,6 +364,12 @@ class SimulatedEgress(Egress):
 
     async def close(self) -> None:
         """Close nothing: connections are not kept."""
+
+
+@cache
+def _metrics() -> Metrics:
+    """Nobody reads them here, and a registry is slow to build."""
+    return Metrics()
 
 
 def _time(epoch_ms: int | None) -> float | None:

@@ -8,6 +8,7 @@ write lock and for the disk, are replaced.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 import sqlite3
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class DatabaseServer:
         self.history = history
         self.down = False
         self.writer: Connection | None = None
+        self.waiting: list[asyncio.Future[None]] = []
+        self.spare: list[sqlite3.Connection] = []
         self._now = now
         self._connections: list[Connection] = []
 
@@ -76,10 +79,36 @@ class DatabaseServer:
             if connection.process is process and connection.in_transaction:
                 connection.drop()
 
+    def real_connection(self) -> sqlite3.Connection:
+        """Return a real connection; a new one would have to read the schema."""
+        if self.spare:
+            return self.spare.pop()
+        real = sqlite3.connect(self.path, isolation_level=None, timeout=0, check_same_thread=False)
+        real.execute("PRAGMA synchronous=OFF")
+        real.execute("PRAGMA foreign_keys=ON")
+        real.create_function("julianday", 1, self.julian_day)
+        return real
+
+    def let_in(self) -> None:
+        """Let those who wait for the write lock try again, each when its next poll happens."""
+        for turn in self.waiting:
+            asyncio.get_running_loop().call_later(
+                self.dice.uniform(0.0, LONGEST_POLL_SECONDS), _try_again, turn,
+                context=contextvars.Context(),
+            )  # fmt: skip
+        self.waiting.clear()
+
     def close(self) -> None:
         """Close every connection."""
         for connection in self._connections:
             connection.drop()
+        for real in self.spare:
+            real.close()
+
+
+def _try_again(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 class Connection:
@@ -87,6 +116,8 @@ class Connection:
 
     def __init__(self, server: DatabaseServer, process: Process) -> None:
         self.process = process
+        self.made_for = 0
+        """The era of its pool in which it was made."""
         self._server = server
         self._sqlite: sqlite3.Connection | None = None
         self.isolation_level: str | None = None
@@ -95,11 +126,7 @@ class Connection:
 
     def open(self) -> None:
         """Open the real connection."""
-        self._sqlite = sqlite3.connect(
-            self._server.path, isolation_level=None, timeout=0, check_same_thread=False
-        )
-        self._sqlite.execute("PRAGMA synchronous=OFF")
-        self._sqlite.create_function("julianday", 1, self._server.julian_day)
+        self._sqlite = self._server.real_connection()
 
     @property
     def _connection(self) -> sqlite3.Connection | None:
@@ -173,19 +200,25 @@ class Connection:
             raise sqlite3.OperationalError("disk I/O error")
 
     async def begin_writing(self) -> None:
-        """Take the write lock, as SQLite does: by asking again and again.
+        """Take the write lock: SQLite asks again and again, so that any of those who wait gets it.
 
         Raises:
             sqlite3.OperationalError: it stayed locked.
         """
-        loop = asyncio.get_running_loop()
         server = self._server
-        until, pause = loop.time() + BUSY_SECONDS, 0.001
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BUSY_SECONDS
         while server.writer is not None:
-            if loop.time() >= until:
-                raise sqlite3.OperationalError("database is locked")
-            await asyncio.sleep(pause * server.dice.uniform(0.5, 1.0))
-            pause = min(pause * 2, LONGEST_POLL_SECONDS)
+            turn = loop.create_future()
+            server.waiting.append(turn)
+            try:
+                async with asyncio.timeout_at(until):
+                    await turn
+            except TimeoutError:
+                raise sqlite3.OperationalError("database is locked") from None
+            finally:
+                if turn in server.waiting:
+                    server.waiting.remove(turn)
         real = self.real
         server.writer = self
         real.execute("BEGIN IMMEDIATE")
@@ -212,6 +245,25 @@ class Connection:
         """Close."""
         self.drop()
 
+    async def run(self, sql: str, parameters: Any, *, many: bool = False) -> sqlite3.Cursor | None:
+        """Run one statement, for one row or for many; BEGIN has no cursor.
+
+        Raises:
+            sqlite3.Error: it was refused, or the server cannot be reached.
+        """
+        self.real  # noqa: B018 - raises if the connection is broken
+        if sql == "BEGIN IMMEDIATE":
+            await self.reach("begin")
+            await self.begin_writing()
+            return None
+        if sql == "BEGIN":
+            self.real.execute(sql)
+            return None
+        await self.reach("statements" if many else "statement")
+        return (
+            self.real.executemany(sql, parameters) if many else self.real.execute(sql, parameters)
+        )
+
     def stop(self) -> None:
         """Close at once."""
         self.drop()
@@ -221,13 +273,14 @@ class Connection:
         if self._sqlite is not None:
             if self._sqlite.in_transaction:
                 self._sqlite.rollback()
-            self._sqlite.close()
+            self._server.spare.append(self._sqlite)
             self._sqlite = None
         self._leave()
 
     def _leave(self) -> None:
         if self._server.writer is self:
             self._server.writer = None
+            self._server.let_in()
 
 
 class Cursor:

@@ -15,11 +15,12 @@ import random
 import threading
 import time
 import traceback
+import types
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from enum import Enum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import anyio.to_thread
 import uuid_utils
@@ -35,6 +36,9 @@ class State(Enum):
     RUNNING = "running"
     FROZEN = "frozen"
     DEAD = "dead"
+
+
+RUNNING: Final = State.RUNNING
 
 
 class Process:
@@ -56,7 +60,7 @@ class Process:
         """Requests that it serves now."""
         self.stopping = asyncio.Event()
         """Set when it is told to end, as by SIGTERM."""
-        self._frozen_work: list[asyncio.Handle] = []
+        self._frozen_work: list[Handle] = []
         self._context = contextvars.copy_context()
         self._context.run(PROCESS.set, self)
 
@@ -67,7 +71,7 @@ class Process:
         )
         return task
 
-    def may_run(self, handle: asyncio.Handle) -> bool:
+    def may_run(self, handle: Handle) -> bool:
         """Tell whether a callback of this process runs now; a frozen one's waits."""
         if self.state is State.RUNNING:
             return True
@@ -79,7 +83,7 @@ class Process:
         """Stop it as SIGSTOP does: its connections stay open, and nothing of it runs."""
         self.state = State.FROZEN
 
-    def thaw(self) -> list[asyncio.Handle]:
+    def thaw(self) -> list[Handle]:
         """Let it go on, and return what is to be run now."""
         self.state = State.RUNNING
         waiting, self._frozen_work = self._frozen_work, []
@@ -99,6 +103,37 @@ PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("PROCES
 
 class _Task(asyncio.Task[Any]):
     process: Process | None = None
+
+
+class Handle:
+    """What `asyncio.Handle` and `asyncio.TimerHandle` are, without what only debugging needs."""
+
+    __slots__ = ("_args", "_callback", "_context", "_when", "cancelled_")
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        when: float = 0.0,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._when = when
+        self.cancelled_ = False
+
+    def cancel(self) -> None:
+        """Do not run it."""
+        self.cancelled_ = True
+
+    def cancelled(self) -> bool:
+        """True once it is not to run."""
+        return self.cancelled_
+
+    def when(self) -> float:
+        """When a timer is due."""
+        return self._when
 
 
 MOST_RUNS_AT_ONCE: Final = 200_000
@@ -121,24 +156,30 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.unhandled: list[str] = []
         self._all: list[asyncio.Task[Any]] = []
         self._sweep_at = 2000
-        self._ready: deque[asyncio.Handle]
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready: deque[Handle]
+        self._timers: list[tuple[float, int, Handle | asyncio.Future[None]]] = []
         self._timers_made = 0
         self.set_exception_handler(self._note_unhandled)
         self.set_task_factory(self._make_task)
 
+    get_debug = bool  # it is asked at each future, and is False
+
     def time(self) -> float:
         """Seconds since the simulation began."""
         return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
 
     def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> asyncio.Handle:
+    ) -> Handle:
         """Schedule a callback as a part of the process whose context it has."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Handle(callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -150,35 +191,73 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         """Schedule a callback for later; of two at one time the first made is the first to run."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        context = contextvars.copy_context() if context is None else context
+        timer = Handle(callback, args, context, when)
         self._timers_made += 1
         heapq.heappush(self._timers, (when, self._timers_made, timer))
         return timer
 
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        """Schedule a callback for so many seconds later."""
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def after(self, delay: float) -> asyncio.Future[None]:
+        """Return a future that is done so many seconds later: a timer that needs no handle."""
+        future: asyncio.Future[None] = asyncio.Future(loop=self)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (self.now + delay, self._timers_made, future))
+        return future
+
     def _run_once(self) -> None:
         """Run what is ready, or jump to the next timer."""
-        ready, timers = self._ready, self._timers
-        if not ready:
-            while timers and timers[0][2].cancelled():
-                heapq.heappop(timers)
-            if not timers:
-                raise Stuck
-            when, _, timer = heapq.heappop(timers)
-            self.now = max(self.now, when)
-            ready.append(timer)
-        runs = 0
-        while ready:
-            runs += 1
-            if runs > MOST_RUNS_AT_ONCE:
-                raise Stuck
-            handle = ready.popleft()
-            if handle._cancelled:
+        ready = self._ready
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not ready:
+                self._jump()
+            runs = 0
+            while ready:
+                runs += 1
+                if runs > MOST_RUNS_AT_ONCE:
+                    raise Stuck
+                handle = ready.popleft()
+                if handle.cancelled_:
+                    continue
+                context = handle._context
+                process = context.get(PROCESS)
+                if process is None or process.state is RUNNING or process.may_run(handle):
+                    try:
+                        context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - as `asyncio.Handle` does
+                        message = f"Exception in callback {handle._callback!r}"
+                        self.call_exception_handler({"message": message, "exception": error})
+
+    def _jump(self) -> None:
+        """Go to the next moment at which anything happens."""
+        timers = self._timers
+        while timers:
+            when, _, due = heapq.heappop(timers)
+            if isinstance(due, Handle):
+                if due.cancelled_:
+                    continue
+                self.now = max(self.now, when)
+                self._ready.append(due)
+                return
+            if due.done():
                 continue
-            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-            if process is None or process.may_run(handle):
-                handle._run()
+            self.now = max(self.now, when)
+            due.set_result(None)
+            return
+        raise Stuck
 
     def resume(self, process: Process) -> None:
         """Let a frozen process go on."""
@@ -259,6 +338,7 @@ class Machine:
         self._replace(uuid, "uuid4", self._uuid4)
         self._replace(uuid_utils, "uuid7", self._uuid7)
         self._replace(os, "_exit", self.exit)
+        self._replace(asyncio, "sleep", sleep)
         self._replace(threading, "Event", _Event)
         self._replace(threading.Thread, "start", _start_thread)
         self._replace(threading.Thread, "join", _join_thread)
@@ -327,24 +407,30 @@ class _Event:
         return self._set
 
     async def _wait(self, timeout: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
+        loop = cast(VirtualLoop, asyncio.get_running_loop())
+        waiter = loop.create_future() if timeout is None else loop.after(timeout)
         self._waiters.append(waiter)
-        timer = None if timeout is None else loop.call_later(timeout, _finish, waiter)
         await waiter
-        if timer is not None:
-            timer.cancel()
         if waiter in self._waiters:
             self._waiters.remove(waiter)
 
 
-def _finish(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+async def sleep(seconds: float, result: Any = None) -> Any:
+    """`asyncio.sleep` on the virtual loop."""
+    if seconds <= 0:
+        await _give_way()
+    else:
+        await cast(VirtualLoop, asyncio.get_running_loop()).after(seconds)
+    return result
+
+
+@types.coroutine
+def _give_way() -> Generator[None, None, None]:
+    yield
 
 
 def _sleep(seconds: float) -> None:
-    await_only(asyncio.sleep(seconds))
+    await_only(sleep(seconds))
 
 
 def _start_thread(thread: threading.Thread) -> None:

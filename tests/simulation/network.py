@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy.util.concurrency import await_only
 
 from tests.simulation.history import History
-from tests.simulation.machine import PROCESS, Process, State
+from tests.simulation.machine import PROCESS, Process, State, VirtualLoop
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +56,8 @@ class Network:
         self.cuts: dict[tuple[str, str], int] = {}
         self.slowness: dict[str, float] = {}
         self.crash: Callable[[Process, str], None] = lambda process, _why: process.die()
+        self.faults: list[str] = []
+        """Requests that ended with an exception: none may."""
         self.loss = 0.0
         self.doubling = 0.0
 
@@ -86,11 +88,13 @@ class Network:
         seconds = 0.0002 + dice.expovariate(700.0)
         if dice.random() < 0.01:
             seconds += dice.uniform(0.0, 0.5)
-        return seconds * max(self.slowness.get(a, 1.0), self.slowness.get(b, 1.0))
+        if self.slowness:
+            seconds *= max(self.slowness.get(a, 1.0), self.slowness.get(b, 1.0))
+        return seconds
 
     async def travel(self, a: str, b: str) -> None:
         """Be on the way from `a` to `b`."""
-        await asyncio.sleep(self.latency(a, b))
+        await cast(VirtualLoop, asyncio.get_running_loop()).after(self.latency(a, b))
 
     def listening(self, node: str) -> Process | None:
         """The process that a connection to a node reaches now; a frozen one's kernel accepts."""
@@ -175,8 +179,9 @@ class Network:
         async def handle() -> None:
             try:
                 reply = await call_application(application, method, url, body, headers)
-            except Exception:
+            except Exception as error:
                 log.exception("a request failed")
+                self.faults.append(f"{method} {url} on {server.name} raised {error!r}")
                 reply = Answer(500, b"", {})
             server.requests -= 1
             if lose in server.at_death:

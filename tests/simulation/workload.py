@@ -12,17 +12,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from oncue import Context, Fail, Retry, handler
 from tests.simulation.history import History
-from tests.simulation.machine import PROCESS, Process, State
+from tests.simulation.machine import EPOCH, PROCESS, Process, State
 from tests.simulation.network import Answer, Broken, Network, Refused, Unreachable
-from tests.support.checker import TERMINAL, Accepted, Began, CancelAsked, Ended, Seen, Webhook
+from tests.support.checker import (
+    TERMINAL,
+    Accepted,
+    Began,
+    CancelAsked,
+    Ended,
+    RetryAsked,
+    Seen,
+    Webhook,
+)
 
 CALLER: Final = "caller"
 RECEIVER: Final = "hook"
 ANSWER_SECONDS: Final = 10.0
+MOST_TRIES: Final = 300
 JSON: Final = {"content-type": "application/json"}
 
 
@@ -118,6 +129,7 @@ class Job:
     body: dict[str, Any]
     twice: bool
     cancel_after: float | None
+    retry_after: float | None
     looks_after: tuple[float, ...]
 
 
@@ -144,11 +156,14 @@ def _draw_job(dice: random.Random, number: int, at: float) -> Job:
         body["timeoutMs"] = dice.randrange(500, 6000)
     if dice.random() < 0.15:
         body["delayMs"] = dice.randrange(0, 20_000)
+    if dice.random() < 0.08:
+        body["expiresAt"] = moment(at + dice.uniform(1.0, 60.0))
     return Job(
         at,
         body,
         twice=dice.random() < 0.1,
         cancel_after=dice.uniform(0.0, 15.0) if dice.random() < 0.1 else None,
+        retry_after=dice.uniform(5.0, 60.0) if dice.random() < 0.1 else None,
         looks_after=tuple(sorted(dice.uniform(0.0, 60.0) for _ in range(dice.randrange(3)))),
     )
 
@@ -167,6 +182,11 @@ def _draw_work(dice: random.Random) -> tuple[str, dict[str, Any]]:
     if kind < 0.95:
         return "deaf", {"seconds": dice.uniform(0.0, 20.0)}
     return "stubborn", {"seconds": dice.uniform(5, 30), "linger": dice.uniform(0.0, 5.0)}
+
+
+def moment(at: float) -> str:
+    """A virtual second as callers write it."""
+    return datetime.fromtimestamp(EPOCH + at, UTC).isoformat()
 
 
 class Callers:
@@ -191,15 +211,18 @@ class Callers:
             _, job_id = await asyncio.gather(self._submit(job), self._submit(job))
         else:
             job_id = await self._submit(job)
+        if job_id is None:
+            return
         await asyncio.gather(
             *(self._look(job_id, seconds) for seconds in job.looks_after),
             self._cancel(job_id, job.cancel_after),
+            self._retry(job_id, job.retry_after),
         )
 
-    async def _submit(self, job: Job) -> int:
+    async def _submit(self, job: Job) -> int | None:
         content = json.dumps(job.body).encode()
         while True:
-            answer = await self._ask("POST", "/openapi/jobs", content)
+            answer = await self.ask("POST", "/openapi/jobs", content)
             if answer is not None and answer.status in (200, 202):
                 view = json.loads(answer.body)
                 self._history.add(
@@ -212,13 +235,15 @@ class Callers:
                     )
                 )
                 return int(view["jobId"])
+            if answer is not None and answer.status == 422 and "expiresAt" in job.body:
+                return None  # its deadline has passed before anybody could be asked
             if answer is not None and answer.status < 500:
                 raise RuntimeError(f"refused with {answer.status}: {answer.body!r}")
             await asyncio.sleep(self._dice.uniform(0.2, 3.0))
 
     async def _look(self, job_id: int, after: float) -> None:
         await asyncio.sleep(after)
-        answer = await self._ask("GET", f"/openapi/jobs/{job_id}", None)
+        answer = await self.ask("GET", f"/openapi/jobs/{job_id}", None)
         if answer is not None and answer.status == 200:
             status = json.loads(answer.body)["status"]
             if status in TERMINAL:
@@ -229,9 +254,28 @@ class Callers:
             return
         await asyncio.sleep(after)
         self._history.add(CancelAsked(self._history.now, job_id))
-        await self._ask("POST", f"/openapi/jobs/{job_id}/cancel", None)
+        await self.ask("POST", f"/openapi/jobs/{job_id}/cancel", None)
 
-    async def _ask(self, method: str, path: str, content: bytes | None) -> Answer | None:
+    async def _retry(self, job_id: int, after: float | None) -> None:
+        if after is None:
+            return
+        await asyncio.sleep(after)
+        self._history.add(RetryAsked(self._history.now, job_id))
+        await self.ask("POST", f"/openapi/jobs/{job_id}/retry", None)
+
+    async def insist(self, path: str, body: dict[str, Any] | None) -> Answer:
+        """POST until a dispatcher has answered, with anything but an error of its own."""
+        content = None if body is None else json.dumps(body).encode()
+        answer: Answer | None = None
+        for _ in range(MOST_TRIES):
+            answer = await self.ask("POST", path, content)
+            if answer is not None and answer.status < 500:
+                return answer
+            await asyncio.sleep(self._dice.uniform(0.2, 3.0))
+        raise RuntimeError(f"nobody answers {path}: {answer}")
+
+    async def ask(self, method: str, path: str, content: bytes | None) -> Answer | None:
+        """Ask some dispatcher once."""
         url = f"http://{self._dice.choice(self._dispatchers)}:8080{path}"
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -211,10 +211,10 @@ Kind = TypeVar("Kind", bound=Event)
 def judge(events: Sequence[Event]) -> Report:
     """Judge a whole history, in the order of its events."""
     report = Report()
-    accepted = _of(events, Accepted)
-    jobs = {row.job_id: row for row in _of(events, JobRow)}
-    executions = {row.execution_id: row for row in _of(events, ExecutionRow)}
-    runs = _runs(events)
+    accepted = of_kind(events, Accepted)
+    jobs = {row.job_id: row for row in of_kind(events, JobRow)}
+    executions = {row.execution_id: row for row in of_kind(events, ExecutionRow)}
+    runs = runs_of(events)
     report.jobs = len({one.job_id for one in accepted})
     report.runs = len(runs)
     report.stale_reports = sum(row.stale for row in executions.values())
@@ -226,7 +226,7 @@ def judge(events: Sequence[Event]) -> Report:
     _judge_repeats(report, events, runs, executions)
     _judge_outcomes(report, events, runs, executions)
     _judge_webhooks(report, events, accepted, jobs)
-    healed = _of(events, Healed)
+    healed = of_kind(events, Healed)
     if healed:
         ends = [row.finished_at for row in jobs.values() if row.finished_at is not None]
         report.slowest_recovery_seconds = max(0.0, max(ends, default=0.0) - healed[-1].at)
@@ -268,7 +268,7 @@ def _judge_ends(
     runs: Sequence[Run],
 ) -> None:
     """P5: an end is the current execution's own, was earned by a run, and never changes."""
-    cancelled = {one.job_id for one in _of(events, CancelAsked)}
+    cancelled = {one.job_id for one in of_kind(events, CancelAsked)}
     lives = _lives(events)
     returned = {run.began.execution_id for run in runs if run.how == "returned"}
     for row in executions.values():
@@ -289,7 +289,7 @@ def _judge_ends(
         if job.status == "CANCELLED" and job.job_id not in cancelled:
             report.violations.append(f"P5: job {job.job_id} is CANCELLED, and nobody asked for it")
     first: dict[int, Seen] = {}
-    for seen in _of(events, Seen):
+    for seen in of_kind(events, Seen):
         if lives[seen.job_id] > 1:
             continue
         if seen.status not in TERMINAL:
@@ -337,7 +337,7 @@ def _judge_overlaps(report: Report, events: Sequence[Event], runs: Sequence[Run]
     for of_job in _by_job(runs).values():
         open_until, holder = float("-inf"), of_job[0]
         for run in of_job:
-            if run.began.at < open_until and not _slept(events, holder, run.began.at):
+            if run.began.at < open_until and not slept(events, holder, run.began.at):
                 report.overlapping += 1
                 report.violations.append(
                     f"P4: job {run.began.job_id} began on {run.began.worker} at "
@@ -358,14 +358,14 @@ def _judge_given_up(
         row = executions.get(run.began.execution_id)
         if row is None or row.status != "LOST" or row.ended_at is None:
             continue
-        if run.over_at > row.ended_at + CLOCK_SECONDS and not _slept(events, run, row.ended_at):
+        if run.over_at > row.ended_at + CLOCK_SECONDS and not slept(events, run, row.ended_at):
             report.violations.append(
                 f"P4: execution {row.execution_id} of job {row.job_id} was given up at "
                 f"{row.ended_at:.3f} and went on until {run.over_at:.3f} on {run.began.worker}"
             )
 
 
-def _slept(events: Sequence[Event], run: Run, moment: float) -> bool:
+def slept(events: Sequence[Event], run: Run, moment: float) -> bool:
     """Tell whether a run was frozen at a moment and ended as soon as it woke.
 
     Nobody can stop a frozen process; all it can do is to look before it goes on.
@@ -374,7 +374,7 @@ def _slept(events: Sequence[Event], run: Run, moment: float) -> bool:
         freeze.worker == run.began.worker
         and freeze.since <= moment <= freeze.at + WAKE_SECONDS
         and run.over_at <= freeze.at + WAKE_SECONDS
-        for freeze in _of(events, Frozen)
+        for freeze in of_kind(events, Frozen)
     )
 
 
@@ -385,7 +385,7 @@ def _judge_repeats(
     executions: dict[str, ExecutionRow],
 ) -> None:
     """A job runs again only after an end that allows it."""
-    died = {one.worker: one.at for one in _of(events, Died)}
+    died = {one.worker: one.at for one in of_kind(events, Died)}
     lives = _lives(events)
     for of_job in _by_job(runs).values():
         for earlier, later in pairwise(of_job):
@@ -409,8 +409,8 @@ def _judge_outcomes(
     executions: dict[str, ExecutionRow],
 ) -> None:
     """P6: a run that ended is not lost with its worker, unless Redis failed it as well."""
-    died = {one.worker: one.at for one in _of(events, Died)}
-    troubles = _of(events, RedisTrouble)
+    died = {one.worker: one.at for one in of_kind(events, Died)}
+    troubles = of_kind(events, RedisTrouble)
     for run in runs:
         row = executions.get(run.began.execution_id)
         if row is None or row.status != "LOST" or run.how not in ("returned", "raised"):
@@ -442,7 +442,7 @@ def _judge_webhooks(
     """P7: each end is told at least once, under one id, and as it is."""
     got: dict[int, list[Webhook]] = defaultdict(list)
     lives = _lives(events)
-    for one in _of(events, Webhook):
+    for one in of_kind(events, Webhook):
         got[one.job_id].append(one)
     for job_id in sorted({one.job_id for one in accepted if one.webhook}):
         job = jobs.get(job_id)
@@ -460,7 +460,7 @@ def _judge_webhooks(
             report.violations.append(f"P7: job {job_id} was told as another end than it has")
 
 
-def _runs(events: Sequence[Event]) -> list[Run]:
+def runs_of(events: Sequence[Event]) -> list[Run]:
     """Put begins, ends and deaths together, in order of begin."""
     open_runs: dict[tuple[str, str], Run] = {}
     all_runs: dict[tuple[str, str], Run] = {}
@@ -486,7 +486,7 @@ def _runs(events: Sequence[Event]) -> list[Run]:
 def _lives(events: Sequence[Event]) -> dict[int, int]:
     """How many lives each job may have had: one, and one more for each retry that was asked."""
     lives: dict[int, int] = defaultdict(lambda: 1)
-    for one in _of(events, RetryAsked):
+    for one in of_kind(events, RetryAsked):
         lives[one.job_id] += 1
     return lives
 
@@ -498,5 +498,5 @@ def _by_job(runs: Sequence[Run]) -> dict[int, list[Run]]:
     return found
 
 
-def _of(events: Sequence[Event], kind: type[Kind]) -> list[Kind]:
+def of_kind(events: Sequence[Event], kind: type[Kind]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
