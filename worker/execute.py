@@ -31,6 +31,7 @@ from worker.verdict import Verdict, judge_error, judge_value
 CLEANUP_SECONDS: Final = 3.0
 """How long a cancelled coroutine or a killed child may take before it counts as unstoppable."""
 TIMER_SECONDS: Final = 0.001
+STEP_SECONDS: Final = 0.0002
 LONGEST_TIMER_SECONDS: Final = 366 * 86_400.0
 
 _OURS: Final = frozenset({__file__, oncue.handlers.__file__})
@@ -95,8 +96,8 @@ class Executor:
         if left <= 0:
             self._begin(execution)
             return
-        # A timer is good to a millisecond: the last one is walked in steps of the loop.
-        pause = max(0.0, left - TIMER_SECONDS)
+        # A timer is good to a millisecond: the last one is walked in small steps.
+        pause = left - TIMER_SECONDS if left > 2 * TIMER_SECONDS else STEP_SECONDS
         execution.timer = asyncio.get_running_loop().call_later(
             pause, self._begin_in_time, execution
         )
