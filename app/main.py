@@ -29,9 +29,10 @@ from app.dispatch.send import Sender
 from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
+from app.edge.admission import Admission, Turnstile
 from app.edge.problems import install_problems
-from app.edge.requests import CompressDocuments, RequestEdge
-from app.edge.short import Endpoint, ShortWays
+from app.edge.requests import MAX_BODY_BYTES, CompressDocuments, RequestEdge
+from app.edge.short import Answer, Endpoint, ShortWays
 from app.fleet.heartbeat import Heartbeats
 from app.fleet.live import LiveFleet
 from app.fleet.logs import RunLogs
@@ -41,7 +42,7 @@ from app.fleet.routes import fleet_routes, take_report
 from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
-from app.jobs.accept import accept
+from app.jobs.accept import accept, accept_batch
 from app.jobs.batch import MAX_BATCH_BYTES
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
@@ -75,6 +76,8 @@ FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
 COUNT_SECONDS: Final = 2.0
+BATCH_JOB_BYTES: Final = 512
+"""A batch counts at the door as a job for each of so many bytes."""
 _BODY_LIMITS: Final = {
     "/internal/": MAX_INTERNAL_BODY_BYTES,
     "/openapi/jobs/batch": MAX_BATCH_BYTES,
@@ -86,6 +89,7 @@ class Parts:
     """Everything that one dispatcher process is made of."""
 
     ground: Ground
+    admission: Admission
     fleet: LiveFleet
     waiters: Waiters
     streams: Streams
@@ -124,6 +128,7 @@ def build_parts(ground: Ground) -> Parts:
 
     return Parts(
         ground=ground,
+        admission=Admission(ground.settings, ground.metrics),
         fleet=fleet,
         waiters=Waiters(ground),
         streams=Streams(ground),
@@ -221,6 +226,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.streams.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
+    await parts.admission.stop()
     await parts.pulse.stop()
     await parts.ground.close()
 
@@ -243,6 +249,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
             parts.waits_for = str(error)
             late = asyncio.create_task(start_when_the_database_is_there(parts), name="late start")
         parts.pulse.start()
+        parts.admission.start()
         try:
             yield
         finally:
@@ -251,7 +258,11 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
                 await asyncio.wait({late})
             await stop_parts(parts)
 
-    edge: dict[str, Any] = {"limits": _BODY_LIMITS, "waits_for": lambda: parts.waits_for}
+    edge: dict[str, Any] = {
+        "limits": _BODY_LIMITS,
+        "waits_for": lambda: parts.waits_for,
+        "crowd": parts.admission.crowd,
+    }
     app = _bare_app(lifespan, edge)
     app.state.parts = parts
     keys = ApiKeys(settings.api_keys.get_secret_value())
@@ -285,7 +296,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     )
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
     install_document(app)
-    _shorten(app, edge, keys, tokens, parts.submitter, reports)
+    _shorten(app, edge, keys, tokens, parts, reports)
     return app
 
 
@@ -294,19 +305,33 @@ def _shorten(
     edge: dict[str, Any],
     keys: ApiKeys,
     tokens: InternalTokens,
-    submitter: Submitter,
+    parts: Parts,
     reports: Reports,
 ) -> None:
-    """Serve what every job passes past the framework, behind the same edge."""
+    """Serve what every job passes past the framework, behind the same edge.
+
+    Submissions pass the turnstile first.
+    """
 
     async def submit(headers: Headers, body: bytes) -> Response:
-        return await accept(keys, submitter, headers, body)
+        return await accept(keys, parts.submitter, headers, body)
+
+    async def submit_many(headers: Headers, body: bytes) -> Response:
+        return await accept_batch(keys, parts.submitter, headers, body)
 
     async def report(headers: Headers, body: bytes) -> Response:
         return await take_report(tokens, reports, headers, body)
 
-    for path, answer in (("/openapi/jobs", submit), (REPORTS_PATH, report)):
-        app.short_ways["POST", path] = RequestEdge(Endpoint(answer), **edge)
+    def way(answer: Answer) -> RequestEdge:
+        return RequestEdge(Endpoint(answer), **edge)
+
+    app.short_ways["POST", REPORTS_PATH] = way(report)
+    app.short_ways["POST", "/openapi/jobs"] = Turnstile(
+        way(submit), parts.admission, longest=MAX_BODY_BYTES
+    )
+    app.short_ways["POST", "/openapi/jobs/batch"] = Turnstile(
+        way(submit_many), parts.admission, longest=MAX_BATCH_BYTES, job_bytes=BATCH_JOB_BYTES
+    )
 
 
 def openapi_document() -> dict[str, Any]:
@@ -358,6 +383,7 @@ def _checks(parts: Parts) -> dict[str, Any]:
 async def _render_metrics(parts: Parts) -> bytes:
     metrics = parts.ground.metrics
     metrics.backlog.set(parts.submitter.backlog)
+    metrics.expected_wait.set(parts.admission.wait_seconds)
     metrics.long_polls.set(parts.waiters.count)
     metrics.skew.set(parts.ground.clock.skew_ms / 1000)
     with suppress(DatabaseUnavailable, TimeoutError):

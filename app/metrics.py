@@ -57,6 +57,21 @@ class Metrics:
             registry=r,
         )
         self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)
+        self.refused = Counter(
+            "oncue_requests_refused",
+            "Refused for overload, by why: wait, lag, memory, requests",
+            ["reason"],
+            registry=r,
+        )
+        self.expected_wait = Gauge(
+            "oncue_submit_expected_wait_seconds", "A new submission would wait so long", registry=r
+        )
+        self.loop_lag = Histogram(
+            "oncue_event_loop_lag_seconds",
+            "By how much a timer of this process was late",
+            buckets=_FAST,
+            registry=r,
+        )
         self.long_polls = Gauge("oncue_long_polls", "Callers who wait", registry=r)
         self.log_lines = Counter("oncue_log_lines", "Lines of runs kept", registry=r)
         self.log_bytes = Counter("oncue_log_bytes", "Bytes of lines kept", registry=r)

@@ -67,6 +67,24 @@ class Settings(BaseSettings):
     submit_backlog: int = Field(
         5000, ge=1, description="most submissions in memory; above it the door answers 503"
     )
+    submit_wait_ms: float = Field(
+        500.0,
+        ge=10,
+        le=60_000,
+        description="a submission that would wait longer for its answer is refused, 503",
+    )
+    submit_mib: int = Field(
+        64, ge=1, le=16_384, description="most MiB of submissions in memory; above it 503"
+    )
+    loop_lag_ms: float = Field(
+        100.0,
+        ge=5,
+        le=60_000,
+        description="while the event loop is later than this, only one commit's worth is let in",
+    )
+    most_requests: int = Field(
+        10_000, ge=1, description="most requests of callers at once; above it 503"
+    )
     default_timeout_seconds: float = Field(
         3600.0, gt=0, le=604_800, description="for jobs without timeoutMs"
     )

@@ -1,4 +1,4 @@
-"""The answer to `POST /openapi/jobs`."""
+"""The answers to `POST /openapi/jobs` and `POST /openapi/jobs/batch`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import Response
 
 from app.access.keys import ApiKeys
 from app.jobs.answers import job_headers, json_answer, require_json
+from app.jobs.batch import submit_batch
 from app.jobs.submit import Submitter
 
 
@@ -31,3 +32,16 @@ async def accept(
             **job_headers(submitted.job),
         },
     )
+
+
+async def accept_batch(
+    keys: ApiKeys, submitter: Submitter, headers: Mapping[str, str], body: bytes
+) -> Response:
+    """Store the jobs of a batch, each answered on its own.
+
+    Raises:
+        Problem: the envelope is wrong; nothing was stored.
+    """
+    caller = keys.caller(headers)
+    require_json(headers)
+    return json_answer(await submit_batch(submitter, caller, body))

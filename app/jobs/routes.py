@@ -8,9 +8,8 @@ from app.access.keys import ApiKeys, Caller
 from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
 from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
-from app.jobs.accept import accept
-from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
-from app.jobs.batch import submit_batch
+from app.jobs.accept import accept, accept_batch
+from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer
 from app.jobs.look import list_executions, look_at_job
 from app.jobs.schemas import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.submit import Submitter
@@ -98,6 +97,7 @@ def job_routes(
             "body_too_large",
             "unsupported_media_type",
             "validation_failed",
+            "overloaded",
         ),
         openapi_extra=body_of("SubmitBatch"),
     )
@@ -107,9 +107,7 @@ def job_routes(
         An item is what `POST /openapi/jobs` would have answered: the job, or a problem. What was
         refused or is unclear (503) may be sent again, alone or with the whole batch.
         """
-        caller = keys.caller(request.headers)
-        require_json(request.headers)
-        return json_answer(await submit_batch(submitter, caller, await request.body()))
+        return await accept_batch(keys, submitter, request.headers, await request.body())
 
     @router.get(
         "/jobs/{jobId}",

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import uuid_utils
+from fastapi import FastAPI
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -61,6 +62,7 @@ class Door:
 
     parts: Parts
     client: httpx.AsyncClient
+    app: FastAPI
 
     @property
     def database(self) -> Database:
@@ -113,7 +115,7 @@ async def door(engine: Engine, **changes: Any) -> AsyncIterator[Door]:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://oncue", timeout=30) as client,
     ):
-        yield Door(app.state.parts, client)
+        yield Door(app.state.parts, client, app)
 
 
 def body_of(request_id: str = "", **fields: Any) -> dict[str, Any]:
