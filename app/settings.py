@@ -68,7 +68,7 @@ class Settings(BaseSettings):
         5000, ge=1, description="most submissions in memory; above it the door answers 503"
     )
     submit_wait_ms: float = Field(
-        500.0,
+        250.0,
         ge=10,
         le=60_000,
         description="a submission that would wait longer for its answer is refused, 503",
@@ -77,10 +77,10 @@ class Settings(BaseSettings):
         64, ge=1, le=16_384, description="most MiB of submissions in memory; above it 503"
     )
     loop_lag_ms: float = Field(
-        100.0,
-        ge=5,
+        20.0,
+        ge=1,
         le=60_000,
-        description="while the event loop is later than this, only one commit's worth is let in",
+        description="while the event loop is later than this, few submissions at once are let in",
     )
     most_requests: int = Field(
         10_000, ge=1, description="most requests of callers at once; above it 503"

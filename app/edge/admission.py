@@ -33,6 +33,8 @@ IDLE_SECONDS: Final = 0.5
 CALM_SECONDS: Final = 5.0
 """After the last refusal the overload is over: the log must not flutter."""
 LONGEST_RETRY_SECONDS: Final = 30
+ALWAYS_LET_IN: Final = 64
+"""At once, however long they wait: enough to fill commits, and done before anybody gives up."""
 MIB: Final = 1024 * 1024
 OVERLOADED: Final = Problem("overloaded", "Repeat the same request after Retry-After.")
 _BODY: Final = orjson.dumps(OVERLOADED.document())
@@ -50,7 +52,7 @@ class Admission:
             Limits(
                 wait_seconds=settings.submit_wait_ms / 1000,
                 lag_seconds=settings.loop_lag_ms / 1000,
-                free=settings.submit_batch,
+                free=min(settings.submit_batch, ALWAYS_LET_IN),
                 most_bytes=settings.submit_mib * MIB,
             )
         )

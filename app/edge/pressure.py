@@ -26,7 +26,7 @@ LONGEST_WAIT_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is still let in. `free` units are let in however long they wait: one commit's worth."""
+    """What is still let in. So many as `free` at once are let in however long they wait."""
 
     wait_seconds: float
     lag_seconds: float

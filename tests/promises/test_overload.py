@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from app.edge.pressure import FIRST_RATE
 from tests.integration.app.rig import Door, body_of, door, opened, rows_of, value_of
@@ -136,7 +136,7 @@ async def test_a_refusal_does_not_wait_for_the_body(migrated_engine: Engine, nar
     async with standing_still(migrated_engine):
         await first_refusal(narrow, under_way)
         for path in ("/openapi/jobs", "/openapi/jobs/batch"):
-            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
             await narrow.app(scope, never, send)
     assert [one["status"] for one in sent if one["type"] == "http.response.start"] == [503, 503]
     body = json.loads(sent[1]["body"])
