@@ -362,3 +362,16 @@ UPDATE schema_revision SET revision = 6 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0006' WHERE alembic_version.version_num = '0005';
 
+-- Running upgrade 0006 -> 0010
+
+CREATE TABLE retention_policy (
+    tenant_id INTEGER NOT NULL, 
+    status SMALLINT NOT NULL, 
+    keep_ms BIGINT NOT NULL, 
+    CONSTRAINT pk_retention_policy PRIMARY KEY (tenant_id, status)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 10 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0010' WHERE alembic_version.version_num = '0006';
+

@@ -195,6 +195,12 @@ CREATE TABLE queue (
 	CONSTRAINT ck_queue_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT uq_queue_job_handler_requirement_tenant_id_partition_no UNIQUE (job_handler, requirement, tenant_id, partition_no)
 );
+CREATE TABLE retention_policy (
+	tenant_id INTEGER NOT NULL, 
+	status SMALLINT NOT NULL, 
+	keep_ms BIGINT NOT NULL, 
+	CONSTRAINT pk_retention_policy PRIMARY KEY (tenant_id, status)
+);
 CREATE TABLE schedule_backfill (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	schedule_id BIGINT NOT NULL, 

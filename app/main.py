@@ -121,6 +121,8 @@ def build_parts(ground: Ground) -> Parts:
     queues = QueueBook()
     prober = Prober(ground, roster)
     sender = Sender(ground, lock, roster, queues, settler)
+    admission = Admission(ground.settings, ground.metrics)
+    loop = DispatchLoop(ground, lock, roster, queues, prober, sender)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)
@@ -128,7 +130,7 @@ def build_parts(ground: Ground) -> Parts:
 
     return Parts(
         ground=ground,
-        admission=Admission(ground.settings, ground.metrics),
+        admission=admission,
         fleet=fleet,
         waiters=Waiters(ground),
         streams=Streams(ground),
@@ -136,13 +138,13 @@ def build_parts(ground: Ground) -> Parts:
         settler=settler,
         lock=lock,
         sender=sender,
-        loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
+        loop=loop,
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster),
-        retention=Retention(ground, lock),
+        retention=Retention(ground, lock, lambda: admission.is_strained or loop.tempo.is_slow),
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),

@@ -32,6 +32,14 @@ class Metrics:
         self.sends = Counter("oncue_sends", "POST /run by outcome", ["outcome"], registry=r)
         self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
         self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
+        self.exported = Counter(
+            "oncue_jobs_exported", "Jobs written down before they were deleted", registry=r
+        )
+        self.export_failures = Counter(
+            "oncue_retention_export_failures",
+            "Batches that could not be written down, and were not deleted",
+            registry=r,
+        )
         self.bulk_jobs = Counter(
             "oncue_bulk_jobs",
             "Jobs by what a bulk operation did",

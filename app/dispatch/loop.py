@@ -29,6 +29,7 @@ from app.lifecycle.token import new_token
 from app.plumbing.bus import BEAT, LOAD, WAKE, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.plumbing.tempo import Tempo
 from oncue.protocol import Load
 
 log = structlog.get_logger(__name__)
@@ -40,6 +41,8 @@ AHEAD_MS: Final = 2.0
 """So long before a task is due its row is locked; other claims wait for no more than that."""
 SMALL_STEP_MS: Final = 0.2
 LONGEST_HOLD_SECONDS: Final = 0.01
+SLOW_CLAIM_SECONDS: Final = 0.02
+"""A quicker claim is never called slow."""
 
 
 class DispatchLoop:
@@ -73,6 +76,7 @@ class DispatchLoop:
         self._reload_queues = True
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
+        self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
         self._turn = 0
         self._turns = Turns()
         self._ageing_ms = ground.settings.priority_ageing_seconds * 1000
@@ -265,7 +269,10 @@ class DispatchLoop:
                 until_due=None if due_ms is None else until_due,
             )
 
+        began = time.monotonic()
         claimed = await self._database.write(write)
+        if due_ms is None:
+            self.tempo.note(time.monotonic() - began)
         if len(claimed) < len(assignments):
             log.info("claims_lost", wanted=len(assignments), won=len(claimed), term=term)
         return claimed

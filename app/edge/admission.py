@@ -87,6 +87,12 @@ class Admission:
         """How long a submission would wait now."""
         return self.pressure.wait_seconds()
 
+    @property
+    def is_strained(self) -> bool:
+        """True while submissions are refused, or nearly: what can rest should."""
+        pressure = self.pressure
+        return bool(self._refused) or pressure.units >= ALWAYS_LET_IN
+
     def retry_after(self) -> int:
         """Return whole seconds after which to come back: by then what waits now is done.
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 6
+SCHEMA_REVISION: Final = 10
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -386,6 +386,16 @@ schedule_backfill = Table(
     Index("ix_schedule_backfill_of", "schedule_id", "id"),
     **_OPTIONS,
 )
+
+retention_policy = Table(
+    "retention_policy",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("status", SmallInteger, primary_key=True, autoincrement=False),
+    Column("keep_ms", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""Of a tenant that keeps its jobs of a status for another time than the settings say."""
 
 dispatch_term = Table(
     "dispatch_term",
