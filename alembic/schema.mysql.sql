@@ -371,6 +371,8 @@ CREATE TABLE retention_policy (
     CONSTRAINT pk_retention_policy PRIMARY KEY (tenant_id, status)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
 
+CREATE INDEX ix_queue_tenant_id_id ON queue (tenant_id, id);
+
 UPDATE schema_revision SET revision = 10 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0010' WHERE alembic_version.version_num = '0006';

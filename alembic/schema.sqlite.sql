@@ -276,6 +276,7 @@ CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_tri
 CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id) WHERE finished_at IS NOT NULL;
 CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
 CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
+CREATE INDEX ix_queue_tenant_id_id ON queue (tenant_id, id);
 CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);
 CREATE INDEX ix_schedule_backfill_open ON schedule_backfill (status, id);
 CREATE INDEX ix_schedule_live_waits ON schedule_live (waits, schedule_id);

@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.edge.problems import problem_schema
 from app.jobs.bulk_schemas import SubmitBulk
+from app.jobs.keeping import KeepJobs
 from app.jobs.schemas import (
     BackfillJobs,
     ChangeJob,
@@ -42,6 +43,7 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     ResumeJob,
     BackfillJobs,
     SubmitBulk,
+    KeepJobs,
     Heartbeat,
     ReportsRequest,
     LogsRequest,

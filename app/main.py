@@ -50,6 +50,7 @@ from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
 from app.jobs.explain import Explainer
 from app.jobs.explain_routes import explain_routes
+from app.jobs.keeping_routes import keeping_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
@@ -283,6 +284,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
+    app.include_router(keeping_routes(ground=parts.ground, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     app.include_router(
         stream_routes(database=parts.ground.database, keys=keys, streams=parts.streams)

@@ -1,4 +1,4 @@
-"""How long each tenant keeps its finished jobs, where it says otherwise than the settings."""
+"""How long each tenant keeps its finished jobs, and the index by which its queues are found."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def upgrade() -> None:
         mysql_collate="utf8mb4_bin",
         mysql_engine="InnoDB",
     )
+    op.create_index("ix_queue_tenant_id_id", "queue", ["tenant_id", "id"])
     # Code of the revisions before works on: it keeps all jobs for as long as its settings say.
     op.execute("UPDATE schema_revision SET revision = 10 WHERE id = 1")
 

@@ -44,7 +44,8 @@ _OF_SCHEDULES: Final = frozenset({"schedule_skip", "schedule_live", "schedule_ba
 def forced(index: str, *, sqlite: bool) -> str:
     """Write that an index is to be used: MySQL takes another now and then, and locks by it."""
     if sqlite:
-        return "" if index == "PRIMARY" else f"INDEXED BY {index}"
+        # There keys have no name; SQLite is told where it might take another index.
+        return f"INDEXED BY {index}" if index.startswith("ix_") else ""
     return f"FORCE INDEX ({index})"
 
 

@@ -147,6 +147,7 @@ queue = Table(
     Column("requirement", String(255), nullable=False, server_default=""),
     Column("partition_no", SmallInteger, nullable=False, server_default="0"),
     UniqueConstraint("job_handler", "requirement", "tenant_id", "partition_no"),
+    Index("ix_queue_tenant_id_id", "tenant_id", "id"),
     _at_most("job_handler", 128),
     **_OPTIONS,
 )
