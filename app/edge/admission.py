@@ -12,13 +12,13 @@ import math
 import random
 import time
 from types import TracebackType
-from typing import Final
+from typing import Final, get_args
 
 import orjson
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.edge.pressure import Limits, Pressure
+from app.edge.pressure import Limits, Pressure, Why
 from app.edge.problems import MEDIA_TYPE, Problem
 from app.edge.requests import request_id_of
 from app.metrics import Metrics
@@ -57,7 +57,8 @@ class Admission:
             )
         )
         self.crowd = Crowd(settings.most_requests, metrics)
-        self._metrics = metrics
+        self._loop_lag = metrics.loop_lag
+        self._refusals = {why: metrics.refused.labels(why) for why in get_args(Why)}
         self._refused = 0
         self._refused_at = float("-inf")
         self._loop = Loop("admission", self._step)
@@ -75,7 +76,7 @@ class Admission:
         why = self.pressure.why_not(now, size)
         if why is None:
             return False
-        self._metrics.refused.labels(why).inc()
+        self._refusals[why].inc()
         if not self._refused:
             log.warning("overloaded", reason=why, expected_wait=round(self.wait_seconds, 3))
         self._refused += 1
@@ -108,7 +109,7 @@ class Admission:
         now = time.monotonic()
         late = max(0.0, now - slept_at - pause)
         self.pressure.note_lag(late)
-        self._metrics.loop_lag.observe(late)
+        self._loop_lag.observe(late)
         if self._refused and now - self._refused_at > CALM_SECONDS:
             log.info("overload_over", refused=self._refused)
             self._refused = 0

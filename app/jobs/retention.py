@@ -63,7 +63,7 @@ class Retention:
         self._files = (
             None if settings.retention_export is None else DroppedFiles(settings.retention_export)
         )
-        self._pace = Pace()
+        self._pace = Pace(one_writer=ground.database.is_sqlite)
         self._places: dict[tuple[int, frozenset[JobStatus]], tuple[int, int]] = {}
         self._kept: set[int] = set()
         self._afresh_at = float("-inf")

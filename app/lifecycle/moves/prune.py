@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.dependents import delete_dependents, forced, in_chunks
+from app.lifecycle.dependents import delete_dependents, forced, in_chunks, with_keys
 from app.lifecycle.moves.submit import forget_expiries
 from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
@@ -218,8 +218,7 @@ async def _delete(
     if not jobs:
         return
     ids = [job.id for job in jobs]
-    statement = text(DELETE_JOBS[database.is_sqlite]).bindparams(bindparam("keys", expanding=True))
-    await connection.execute(statement, {"keys": ids})
+    await with_keys(connection, DELETE_JOBS[database.is_sqlite], ids)
     schedules = any(job.kind == JobKind.SCHEDULE for job in jobs)
     await delete_dependents(connection, database, ids, schedules=schedules)
     await forget_expiries(
