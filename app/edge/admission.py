@@ -33,8 +33,10 @@ IDLE_SECONDS: Final = 0.5
 CALM_SECONDS: Final = 5.0
 """After the last refusal the overload is over: the log must not flutter."""
 LONGEST_RETRY_SECONDS: Final = 30
-ALWAYS_LET_IN: Final = 64
-"""At once, however long they wait: enough to fill commits, and done before anybody gives up."""
+FEW: Final = 16
+"""So many at once are let in however long they wait: else a rate could not be measured again."""
+SOME: Final = 64
+"""So many at once are let in however late the event loop is: they fill commits."""
 MIB: Final = 1024 * 1024
 OVERLOADED: Final = Problem("overloaded", "Repeat the same request after Retry-After.")
 _BODY: Final = orjson.dumps(OVERLOADED.document())
@@ -52,7 +54,8 @@ class Admission:
             Limits(
                 wait_seconds=settings.submit_wait_ms / 1000,
                 lag_seconds=settings.loop_lag_ms / 1000,
-                free=min(settings.submit_batch, ALWAYS_LET_IN),
+                few=min(settings.submit_batch, FEW),
+                some=min(settings.submit_batch, SOME),
                 most_bytes=settings.submit_mib * MIB,
             )
         )
@@ -92,7 +95,7 @@ class Admission:
     def is_strained(self) -> bool:
         """True while submissions are refused, or nearly: what can rest should."""
         pressure = self.pressure
-        return bool(self._refused) or pressure.units >= ALWAYS_LET_IN
+        return bool(self._refused) or pressure.units >= SOME
 
     def retry_after(self) -> int:
         """Return whole seconds after which to come back: by then what waits now is done.

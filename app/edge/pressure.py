@@ -26,11 +26,16 @@ LONGEST_WAIT_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is still let in. So many as `free` at once are let in however long they wait."""
+    """What is still let in.
+
+    So many as `few` at once are let in however long they wait, and as `some` however late the
+    event loop is.
+    """
 
     wait_seconds: float
     lag_seconds: float
-    free: int
+    few: int
+    some: int
     most_bytes: int
 
 
@@ -53,9 +58,9 @@ class Pressure:
         self._roll(now)
         if self.bytes and self.bytes + size > self._limits.most_bytes:
             return "memory"
-        if self.units < self._limits.free:
+        if self.units < self._limits.few:
             return None
-        if self.lag_seconds > self._limits.lag_seconds:
+        if self.units >= self._limits.some and self.lag_seconds > self._limits.lag_seconds:
             return "lag"
         return "wait" if self.wait_seconds() > self._limits.wait_seconds else None
 
@@ -89,7 +94,7 @@ class Pressure:
         took = now - self._began
         if took < WINDOW_SECONDS:
             return
-        if self._most >= self._limits.free:
+        if self._most >= self._limits.few:
             if now - self._measured_at > FORGOTTEN_SECONDS:
                 self._rate = FIRST_RATE
             weight = -math.expm1(-took / SMOOTHING_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.edge.pressure import FIRST_RATE, FORGOTTEN_SECONDS, WINDOW_SECONDS, Limits, Pressure
 
-LIMITS = Limits(wait_seconds=0.5, lag_seconds=0.1, free=100, most_bytes=10_000)
+LIMITS = Limits(wait_seconds=0.5, lag_seconds=0.1, few=20, some=100, most_bytes=10_000)
 STEP = 0.01
 
 
@@ -25,7 +25,8 @@ def flooded(pressure: Pressure, *, rate: float, seconds: float, start: float = 0
 
 
 def limits(**changes: float) -> Limits:
-    given = {"wait_seconds": 0.5, "lag_seconds": 0.1, "free": 100, "most_bytes": 10**9, **changes}
+    given = {"wait_seconds": 0.5, "lag_seconds": 0.1, "few": 20, "some": 100}
+    given |= {"most_bytes": 10**9, **changes}
     return Limits(**given)  # type: ignore[arg-type]
 
 
@@ -35,17 +36,17 @@ def test_as_many_are_let_in_as_leave_and_none_waits_longer_than_the_limit() -> N
         flooded(pressure, rate=rate, seconds=5)
         let_in = flooded(pressure, rate=rate, seconds=5, start=5)
         assert 0.95 * rate * 5 <= let_in <= 1.05 * rate * 5
-        assert pressure.units <= max(0.55 * rate, 100)
+        assert pressure.units <= max(0.55 * rate, 20)
 
 
-def test_one_commit_s_worth_is_let_in_even_if_nothing_is_answered() -> None:
+def test_a_few_are_let_in_even_if_nothing_is_answered() -> None:
     pressure = Pressure(limits())
     flooded(pressure, rate=0, seconds=10)
     most = round(0.5 * FIRST_RATE)
-    assert 100 <= pressure.units <= most + 1
+    assert 20 <= pressure.units <= most + 1
     assert pressure.why_not(11.0, 1) == "wait"
     slow = Pressure(limits())
-    for number in range(99):
+    for number in range(19):
         slow.enter(number * WINDOW_SECONDS, 1, 1)
     assert slow.why_not(100.0, 1) is None
 
@@ -71,7 +72,7 @@ def test_a_rate_of_long_ago_says_nothing() -> None:
     assert let_in >= FIRST_RATE
 
 
-def test_a_late_event_loop_stops_all_but_one_commit_s_worth() -> None:
+def test_a_late_event_loop_stops_all_but_some() -> None:
     pressure = Pressure(limits())
     pressure.note_lag(0.2)
     assert pressure.why_not(0.0, 1) is None
