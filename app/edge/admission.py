@@ -28,7 +28,7 @@ from app.settings import Settings
 log = structlog.get_logger(__name__)
 
 BUSY_SECONDS: Final = 0.05
-IDLE_SECONDS: Final = 0.5
+IDLE_SECONDS: Final = 1.0
 """Between two looks at the event loop's lag, while submissions are under way or not."""
 CALM_SECONDS: Final = 5.0
 """After the last refusal the overload is over: the log must not flutter."""
