@@ -486,3 +486,18 @@ UPDATE schema_revision SET revision = 8 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0008' WHERE alembic_version.version_num = '0007';
 
+-- Running upgrade 0008 -> 0010
+
+CREATE TABLE retention_policy (
+    tenant_id INTEGER NOT NULL, 
+    status SMALLINT NOT NULL, 
+    keep_ms BIGINT NOT NULL, 
+    CONSTRAINT pk_retention_policy PRIMARY KEY (tenant_id, status)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE INDEX ix_queue_tenant_id_id ON queue (tenant_id, id);
+
+UPDATE schema_revision SET revision = 10 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0010' WHERE alembic_version.version_num = '0008';
+

@@ -247,6 +247,12 @@ CREATE TABLE queue (
 	CONSTRAINT ck_queue_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT uq_queue_job_handler_requirement_tenant_id_partition_no UNIQUE (job_handler, requirement, tenant_id, partition_no)
 );
+CREATE TABLE retention_policy (
+	tenant_id INTEGER NOT NULL, 
+	status SMALLINT NOT NULL, 
+	keep_ms BIGINT NOT NULL, 
+	CONSTRAINT pk_retention_policy PRIMARY KEY (tenant_id, status)
+);
 CREATE TABLE schedule_backfill (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	schedule_id BIGINT NOT NULL, 
@@ -344,6 +350,7 @@ CREATE INDEX ix_job_info_claim ON job_info (status, queue_id, priority, next_tri
 CREATE INDEX ix_job_info_finished ON job_info (tenant_id, finished_at, id) WHERE finished_at IS NOT NULL;
 CREATE INDEX ix_job_label_name_value_job_id ON job_label (name, value, job_id);
 CREATE INDEX ix_job_log_job_id_id ON job_log (job_id, id);
+CREATE INDEX ix_queue_tenant_id_id ON queue (tenant_id, id);
 CREATE INDEX ix_schedule_backfill_of ON schedule_backfill (schedule_id, id);
 CREATE INDEX ix_schedule_backfill_open ON schedule_backfill (status, id);
 CREATE INDEX ix_schedule_live_waits ON schedule_live (waits, schedule_id);

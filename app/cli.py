@@ -401,6 +401,8 @@ def _shown(value: Any) -> str:
         return "(set)" if value.get_secret_value() else ""
     if isinstance(value, tuple):
         return ",".join(f"{item:g}" for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item:g}" for name, item in value.items())
     text = str(value)
     return "" if value is None else _without_password(text)
 

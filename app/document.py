@@ -15,6 +15,7 @@ from app.admin.schemas import ChangeTenant, CreateKey, CreateTenant, RotateKey
 from app.callbacks.schemas import RotateWebhookSecret, SetEgressAllow, SetWebhookSecret
 from app.edge.problems import TITLE_OF, problem_schema
 from app.jobs.bulk_schemas import SubmitBulk
+from app.jobs.keeping import KeepJobs
 from app.jobs.schemas import (
     BackfillJobs,
     ChangeJob,
@@ -48,6 +49,7 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     ChangeTenant,
     CreateKey,
     CreateTenant,
+    KeepJobs,
     RotateKey,
     RotateWebhookSecret,
     SetEgressAllow,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from fastapi.responses import RedirectResponse
 from fastapi_standalone_docs import StandaloneDocs
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.types import ASGIApp
 
 from app.access.keys import ApiKeys, Gate, InternalTokens, require_roles
 from app.admin.keys import KeyDesk
@@ -34,8 +34,9 @@ from app.dispatch.send import Sender
 from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
 from app.document import TITLE, VERSION, install_document, operation_id
+from app.edge.admission import Admission, Turnstile
 from app.edge.problems import install_problems
-from app.edge.requests import CompressDocuments, RequestEdge
+from app.edge.requests import MAX_BODY_BYTES, CompressDocuments, RequestEdge
 from app.edge.short import ShortWays
 from app.fleet.dress import Dresser
 from app.fleet.heartbeat import Heartbeats
@@ -55,6 +56,7 @@ from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
 from app.jobs.explain import Explainer
 from app.jobs.explain_routes import explain_routes
+from app.jobs.keeping_routes import keeping_routes
 from app.jobs.list_routes import list_routes
 from app.jobs.retention import Retention
 from app.jobs.routes import job_routes
@@ -82,6 +84,8 @@ FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
 COUNT_SECONDS: Final = 2.0
+BATCH_JOB_BYTES: Final = 512
+"""A batch counts at the door as a job for each of so many bytes."""
 _BODY_LIMITS: Final = {
     "/internal/": MAX_INTERNAL_BODY_BYTES,
     "/openapi/jobs/batch": MAX_BATCH_BYTES,
@@ -93,6 +97,7 @@ class Parts:
     """Everything that one dispatcher process is made of."""
 
     ground: Ground
+    admission: Admission
     fleet: LiveFleet
     waiters: Waiters
     streams: Streams
@@ -134,6 +139,8 @@ def build_parts(ground: Ground) -> Parts:
     queues = QueueBook()
     prober = Prober(ground, roster)
     sender = Sender(ground, lock, roster, queues, settler)
+    admission = Admission(ground.settings, ground.metrics)
+    loop = DispatchLoop(ground, lock, roster, queues, prober, sender)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)
@@ -141,6 +148,7 @@ def build_parts(ground: Ground) -> Parts:
 
     return Parts(
         ground=ground,
+        admission=admission,
         fleet=fleet,
         waiters=Waiters(ground),
         streams=Streams(ground),
@@ -149,13 +157,13 @@ def build_parts(ground: Ground) -> Parts:
         dresser=dresser,
         lock=lock,
         sender=sender,
-        loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
+        loop=loop,
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster, dresser),
-        retention=Retention(ground, lock),
+        retention=Retention(ground, lock, lambda: admission.is_strained or loop.tempo.is_slow),
         sweeper=Sweeper(ground, lock),
         standing=Standing(ground, lock, roster),
         gate=Gate(ground, keys, tokens),
@@ -264,6 +272,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.gate.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
+    await parts.admission.stop()
     await parts.pulse.stop()
     await parts.ground.close()
 
@@ -286,6 +295,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
             parts.waits_for = str(error)
             late = asyncio.create_task(start_when_the_database_is_there(parts), name="late start")
         parts.pulse.start()
+        parts.admission.start()
         try:
             yield
         finally:
@@ -294,7 +304,11 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
                 await asyncio.wait({late})
             await stop_parts(parts)
 
-    edge: dict[str, Any] = {"limits": _BODY_LIMITS, "waits_for": lambda: parts.waits_for}
+    edge: dict[str, Any] = {
+        "limits": _BODY_LIMITS,
+        "waits_for": lambda: parts.waits_for,
+        "crowd": parts.admission.crowd,
+    }
     app = _bare_app(lifespan, edge)
     app.state.parts = parts
     keys = parts.gate
@@ -315,6 +329,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))
     app.include_router(callback_routes(keys=keys, desk=SecretDesk(parts.ground, parts.dresser)))
     app.include_router(list_routes(database=parts.ground.database, keys=keys))
+    app.include_router(keeping_routes(ground=parts.ground, keys=keys))
     app.include_router(schedule_routes(keys=keys))
     key_desk = KeyDesk(parts.ground.database, parts.ground.bus, parts.ground.clock)
     app.include_router(key_routes(keys=keys, key_desk=key_desk))
@@ -336,9 +351,26 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
     app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
     require_roles(app)
     install_document(app)
-    for name in ("submit_job", "report"):
-        app.shorten(name, functools.partial(RequestEdge, **edge))
+    _shorten(app, edge, parts.admission)
     return app
+
+
+def _shorten(app: ShortWays, edge: dict[str, Any], admission: Admission) -> None:
+    """Serve what every job passes past the framework; submissions pass the turnstile first."""
+
+    def way(route: ASGIApp) -> ASGIApp:
+        return RequestEdge(route, **edge)
+
+    app.shorten("report", way)
+    app.shorten(
+        "submit_job", lambda route: Turnstile(way(route), admission, longest=MAX_BODY_BYTES)
+    )
+    app.shorten(
+        "submit_jobs",
+        lambda route: Turnstile(
+            way(route), admission, longest=MAX_BATCH_BYTES, job_bytes=BATCH_JOB_BYTES
+        ),
+    )
 
 
 def openapi_document() -> dict[str, Any]:
@@ -392,6 +424,7 @@ def _checks(parts: Parts) -> dict[str, Any]:
 async def _render_metrics(parts: Parts) -> bytes:
     metrics = parts.ground.metrics
     metrics.backlog.set(parts.submitter.backlog)
+    metrics.expected_wait.set(parts.admission.wait_seconds)
     metrics.long_polls.set(parts.waiters.count)
     metrics.skew.set(parts.ground.clock.skew_ms / 1000)
     with suppress(DatabaseUnavailable, TimeoutError):

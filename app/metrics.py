@@ -16,6 +16,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        self._watch_callbacks(r)
+        self._watch_retention(r)
         self.accepted = Counter("oncue_jobs_accepted", "Jobs accepted", registry=r)
         self.repeated = Counter("oncue_jobs_repeated", "Repeated submissions", registry=r)
         self.claimed = Counter("oncue_tasks_claimed", "Tasks claimed", registry=r)
@@ -26,25 +28,8 @@ class Metrics:
         self.reports = Counter(
             "oncue_reports", "Reports by what they changed", ["kind"], registry=r
         )
-        self.callback_tries = Counter(
-            "oncue_callback_tries", "Tries of callbacks", ["outcome"], registry=r
-        )
-        self.callback_backlog_age = Gauge(
-            "oncue_callback_backlog_age_seconds",
-            "How long the callback that is due for longest has been so; 0 without the lock",
-            registry=r,
-        )
-        self.callback_hosts_due = Gauge(
-            "oncue_callback_hosts_due", "Hosts to which callbacks are due, up to 500", registry=r
-        )
-        self.callback_hosts_paused = Gauge(
-            "oncue_callback_hosts_paused",
-            "Hosts that some worker calls no more for a while",
-            registry=r,
-        )
         self.sends = Counter("oncue_sends", "POST /run by outcome", ["outcome"], registry=r)
         self.recovered = Counter("oncue_recovered", "Recovery steps", ["step"], registry=r)
-        self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
         self.bulk_jobs = Counter(
             "oncue_bulk_jobs",
             "Jobs by what a bulk operation did",
@@ -70,6 +55,21 @@ class Metrics:
             registry=r,
         )
         self.backlog = Gauge("oncue_submit_backlog", "Submissions not committed", registry=r)
+        self.refused = Counter(
+            "oncue_requests_refused",
+            "Refused for overload, by why: wait, lag, memory, requests",
+            ["reason"],
+            registry=r,
+        )
+        self.expected_wait = Gauge(
+            "oncue_submit_expected_wait_seconds", "A new submission would wait so long", registry=r
+        )
+        self.loop_lag = Histogram(
+            "oncue_event_loop_lag_seconds",
+            "By how much a timer of this process was late",
+            buckets=_FAST,
+            registry=r,
+        )
         self.long_polls = Gauge("oncue_long_polls", "Callers who wait", registry=r)
         self.log_lines = Counter("oncue_log_lines", "Lines of runs kept", registry=r)
         self.log_bytes = Counter("oncue_log_bytes", "Bytes of lines kept", registry=r)
@@ -145,6 +145,35 @@ class Metrics:
         )
         self.duration = Histogram(
             "oncue_run_duration_seconds", "Start to end of runs", buckets=_LONG, registry=r
+        )
+
+    def _watch_callbacks(self, r: CollectorRegistry) -> None:
+        self.callback_tries = Counter(
+            "oncue_callback_tries", "Tries of callbacks", ["outcome"], registry=r
+        )
+        self.callback_backlog_age = Gauge(
+            "oncue_callback_backlog_age_seconds",
+            "How long the callback that is due for longest has been so; 0 without the lock",
+            registry=r,
+        )
+        self.callback_hosts_due = Gauge(
+            "oncue_callback_hosts_due", "Hosts to which callbacks are due, up to 500", registry=r
+        )
+        self.callback_hosts_paused = Gauge(
+            "oncue_callback_hosts_paused",
+            "Hosts that some worker calls no more for a while",
+            registry=r,
+        )
+
+    def _watch_retention(self, r: CollectorRegistry) -> None:
+        self.pruned = Counter("oncue_jobs_pruned", "Jobs past retention", registry=r)
+        self.exported = Counter(
+            "oncue_jobs_exported", "Jobs written down before they were deleted", registry=r
+        )
+        self.export_failures = Counter(
+            "oncue_retention_export_failures",
+            "Batches that could not be written down, and were not deleted",
+            registry=r,
         )
 
     def render(self) -> bytes:

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 BalancePolicy = Literal["least_load", "round_robin", "random", "rendezvous"]
 
+TERMINAL_WORDS = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 LOOPBACK_HOSTS = frozenset({"localhost", "::1"})
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "mysql+aiomysql:", "mysql+asyncmy:")
@@ -82,6 +83,24 @@ class Settings(BaseSettings):
     submit_backlog: int = Field(
         5000, ge=1, description="most submissions in memory; above it the door answers 503"
     )
+    submit_wait_ms: float = Field(
+        250.0,
+        ge=10,
+        le=60_000,
+        description="a submission that would wait longer for its answer is refused, 503",
+    )
+    submit_mib: int = Field(
+        64, ge=1, le=16_384, description="most MiB of submissions in memory; above it 503"
+    )
+    loop_lag_ms: float = Field(
+        20.0,
+        ge=1,
+        le=60_000,
+        description="while the event loop is later than this, few submissions at once are let in",
+    )
+    most_requests: int = Field(
+        10_000, ge=1, description="most requests of callers at once; above it 503"
+    )
     default_timeout_seconds: float = Field(
         3600.0, gt=0, le=604_800, description="for jobs without timeoutMs"
     )
@@ -98,6 +117,16 @@ class Settings(BaseSettings):
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")
     audit_retention_days: float = Field(
         365.0, gt=0, description="entries of the audit log are kept this long"
+    )
+    retention: Annotated[dict[str, float], NoDecode] = Field(
+        {},
+        description="days for single states, as SUCCEEDED=7,FAILED=90; a tenant's own go first",
+    )
+    retention_most_days: float = Field(
+        3650.0, gt=0, le=36_500, description="most days that a tenant may choose"
+    )
+    retention_export: Path | None = Field(
+        None, description="directory in which every job is kept as NDJSON before it is deleted"
     )
     bulk_rate: float = Field(
         200.0, ge=0.1, le=10_000, description="jobs a second of a bulk operation that asks for none"
@@ -124,6 +153,23 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("retention", mode="before")
+    @classmethod
+    def _read_retention(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if len({name.strip().upper() for name, _, _ in pairs}) < len(pairs):
+            raise ValueError("name each state once")
+        return {name.strip().upper(): days.strip().removesuffix("d") for name, _, days in pairs}
+
+    @field_validator("retention")
+    @classmethod
+    def _sane_retention(cls, value: dict[str, float]) -> dict[str, float]:
+        if value.keys() - TERMINAL_WORDS or any(not 0 < days <= 36_500 for days in value.values()):
+            raise ValueError("SUCCEEDED, FAILED or CANCELLED = days, more than 0, up to 36500")
+        return value
 
     @field_validator("redis_url")
     @classmethod

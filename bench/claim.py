@@ -75,12 +75,18 @@ class Claims:
 
     async def take(self, size: int) -> Sequence[Claimed]:
         """Claim so many tasks, and go on behind them."""
-        found = await self._find(size)
-        won = await self._claim(found)
+        won = await self.some(size)
         if len(won) != size:
             raise RuntimeError(f"{len(won)} of {size} tasks were claimed: is the bench alone?")
-        self.cursor = (found[-1].due_ms, found[-1].job_id)
         return won
+
+    async def some(self, size: int) -> Sequence[Claimed]:
+        """Claim up to so many tasks, if there are any, and go on behind them."""
+        found = await self._find(size)
+        if not found:
+            return []
+        self.cursor = (found[-1].due_ms, found[-1].job_id)
+        return await self._claim(found)
 
     async def _find(self, size: int) -> Sequence[Candidate]:
         probe = Probe(self.queue_id, PRIORITY, *self.cursor, size + 1)

@@ -34,6 +34,7 @@ from oncue.results import (
     BulkCount,
     BulkOperation,
     Callback,
+    Counts,
     CronPreview,
     EgressAllow,
     Execution,
@@ -300,6 +301,12 @@ class Talks:
     def handlers(self, limit: int) -> Pages[OfferedHandler]:
         """The pages of the handlers, by name."""
         return self._pages(Page[OfferedHandler], "/openapi/handlers", limit)
+
+    def counts(self, up_to: int | None) -> Talk[Counts]:
+        """Count jobs by state."""
+        query = {} if up_to is None else {"upTo": str(up_to)}
+        request = Send("GET", "/openapi/counts", query=query)
+        return _read(Counts, (yield from self._exchange(request)))
 
     def cron_preview(self, expr: str, options: CronOptions) -> Talk[CronPreview]:
         """Look at a cron expression."""

@@ -50,6 +50,7 @@ from oncue.results import (
     BulkCount,
     BulkOperation,
     Callback,
+    Counts,
     CronPreview,
     Draining,
     EgressAllow,
@@ -424,6 +425,10 @@ class Client:
         """
         talk = self._talks.wait_bulk(_operation_id(operation), timeout, progress)
         return self._run(talk)
+
+    def counts(self, *, up_to: int | None = None) -> Counts:
+        """Return how many jobs are in each state; each is counted up to `up_to` (10,000)."""
+        return self._run(self._talks.counts(up_to))
 
     def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
         """Return when a cron expression fires next, and what it means.
@@ -865,6 +870,10 @@ class AsyncClient:
         """Return a bulk operation once it has ended: see `Client.wait_bulk`."""
         talk = self._talks.wait_bulk(_operation_id(operation), timeout, progress)
         return await self._run(talk)
+
+    async def counts(self, *, up_to: int | None = None) -> Counts:
+        """Return how many jobs are in each state; each is counted up to `up_to` (10,000)."""
+        return await self._run(self._talks.counts(up_to))
 
     async def cron_preview(self, expr: str, **options: Unpack[CronOptions]) -> CronPreview:
         """Return when a cron expression fires next: see `Client.cron_preview`."""

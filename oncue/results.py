@@ -388,6 +388,33 @@ class CronPreview(Result):
     next_clock_change: ClockChange | None = None
 
 
+class StatusCount(Result):
+    """How many jobs are in a state; `at_least`: so many were counted, there may be more."""
+
+    status: str
+    count: int
+    at_least: bool = False
+
+
+class DueCount(Result):
+    """How many of the WAITING jobs that were counted could run now."""
+
+    count: int
+    at_least: bool = False
+
+
+class Counts(Result):
+    """How many jobs are in each state, counted up to a bound."""
+
+    items: tuple[StatusCount, ...]
+    due: DueCount
+
+    def of(self, status: str) -> StatusCount:
+        """Return the count of one state; of one that the server does not know it is 0."""
+        zero = StatusCount(status=status, count=0)
+        return next((one for one in self.items if one.status == status), zero)
+
+
 class BulkCount(Result):
     """How many jobs a bulk action would change; `matched_is_minimum`: at least so many."""
 

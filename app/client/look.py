@@ -122,6 +122,14 @@ def list_jobs(
             show.show_jobs(jobs, more=has_more(found, jobs, limit))
 
 
+@commands.command(epilog=show.examples("oncue counts", "oncue counts --json"))
+def counts(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None) -> None:
+    """Count jobs by state, each up to 10,000."""
+    with talking(url, api_key) as client:
+        found = client.counts()
+        show.show_json(found) if as_json else show.show_counts(found)
+
+
 @commands.command(epilog=show.examples("oncue explain 7", "oncue explain 7 --json"))
 def explain(
     job_id: JobId, as_json: AsJson = False, url: Url = None, api_key: ApiKey = None

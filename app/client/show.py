@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from oncue.results import (
         Backfill,
         Callback,
+        Counts,
+        DueCount,
         Execution,
         Explanation,
         Job,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         Result,
         Schedule,
         Skipped,
+        StatusCount,
         Worker,
     )
 
@@ -172,6 +175,16 @@ def show_workers(workers: Iterable[Worker]) -> None:
     ]
     names = ("WORKER", "STATE", "ACTIVE", "QUEUED", "AVERAGE", "LAST BEAT", "ADDRESS", "HANDLERS")
     print_table(out(), names, rows)
+
+
+def show_counts(found: Counts) -> None:
+    """Print a table of states."""
+
+    def told(one: StatusCount | DueCount) -> str:
+        return f"{one.count}+" if one.at_least else str(one.count)
+
+    rows = [(one.status, told(one)) for one in found.items]
+    print_table(out(), ("STATUS", "JOBS"), [*rows, ("of WAITING, due", told(found.due))])
 
 
 def show_handlers(handlers: Iterable[OfferedHandler]) -> None:

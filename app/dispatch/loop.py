@@ -29,6 +29,7 @@ from app.lifecycle.token import new_token
 from app.plumbing.bus import BEAT, LOAD, WAKE, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.plumbing.tempo import Tempo
 from oncue.protocol import Load
 
 log = structlog.get_logger(__name__)
@@ -39,6 +40,8 @@ SHORTEST_SLEEP_SECONDS: Final = 0.0005
 AHEAD_MS: Final = 20
 """So long before its time a task is claimed and sent, to be begun at its time: the time of a
 commit and two round trips, and far less than what a worker may have in hand."""
+SLOW_CLAIM_SECONDS: Final = 0.02
+"""A quicker claim is never called slow."""
 
 
 class DispatchLoop:
@@ -72,6 +75,7 @@ class DispatchLoop:
         self._reload_queues = True
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
+        self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
         self._turn = 0
         self._turns = Turns()
         self._ageing_ms = ground.settings.priority_ageing_seconds * 1000
@@ -258,7 +262,9 @@ class DispatchLoop:
                 ahead_ms=ahead_ms,
             )
 
+        began = time.monotonic()
         claimed = await self._database.write(write)
+        self.tempo.note(time.monotonic() - began)
         if len(claimed) < len(assignments):
             log.info("claims_lost", wanted=len(assignments), won=len(claimed), term=term)
         return claimed

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import structlog
@@ -20,6 +21,8 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES: Final = 256 * 1024
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SERVED_ONCE_STARTED: Final = ("/openapi/", "/internal/")
+_CALLERS: Final = "/openapi/"
+_ALONE: Final = nullcontext()
 _QUIET_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/internal/")
 
 
@@ -36,10 +39,16 @@ class CompressDocuments:
         await (self._app if plain else self._compressing)(scope, receive, send)
 
 
+def request_id_of(given: str) -> str:
+    """Return the id that the caller gave its request, if it is a plain one, or a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+
+
 class RequestEdge:
     """ASGI middleware: binds `X-Request-Id`, bounds the body, and logs how the request ended.
 
-    What `waits_for` says, unless None, is why requests to the API are not served yet.
+    What `waits_for` says, unless None, is why requests to the API are not served yet. A request
+    of a caller is served within `crowd`, which may refuse it.
     """
 
     def __init__(
@@ -48,10 +57,12 @@ class RequestEdge:
         *,
         limits: dict[str, int] | None = None,
         waits_for: Callable[[], str | None] = lambda: None,
+        crowd: AbstractContextManager[None] | None = None,
     ) -> None:
         self._app = app
         self._limits = limits or {}
         self._waits_for = waits_for
+        self._crowd = crowd or nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -59,8 +70,7 @@ class RequestEdge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+        request_id = request_id_of(headers.get("x-request-id", ""))
         scope["request_id"] = request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -94,7 +104,8 @@ class RequestEdge:
                 raise _too_large(limit)
             if path.startswith(_SERVED_ONCE_STARTED) and (missing := self._waits_for()) is not None:
                 raise Problem("not_ready", f"Repeat the request later: {missing}.")
-            await self._app(scope, bounded_receive, send_with_id)
+            with self._crowd if path.startswith(_CALLERS) else _ALONE:
+                await self._app(scope, bounded_receive, send_with_id)
         except Problem as problem:
             if status:
                 raise

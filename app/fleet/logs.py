@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import orjson
 import structlog
 from pydantic import ValidationError
@@ -12,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.edge.problems import Problem, validation_problem
 from app.fleet.groups import require_group
 from app.ground import Ground
+from app.lifecycle.keep import DAY_MS, shortest_keep_days
 from app.lifecycle.moves.keep_logs import Kept, NewLine, NewPart, NewProgress, keep_logs
 from app.lifecycle.nodes import GroupKey, groups_of
 from app.plumbing.bus import LOGGED
@@ -20,8 +19,6 @@ from oncue.output import LINE_OVERHEAD_BYTES, MAX_FIELDS_BYTES, MAX_MESSAGE_BYTE
 from oncue.protocol import LogLine, LogPart, LogSource, LogsRequest, LogsResponse
 
 log = structlog.get_logger(__name__)
-
-DAY_MS: Final = 24 * 3600 * 1000
 
 
 class RunLogs:
@@ -32,7 +29,8 @@ class RunLogs:
         self._bus = ground.bus
         self._metrics = ground.metrics
         # Far from the moment at which retention takes the job away.
-        self._too_old_ms = int(ground.settings.retention_days * DAY_MS / 2)
+        shortest = shortest_keep_days(ground.settings.retention_days, ground.settings.retention)
+        self._too_old_ms = int(shortest * DAY_MS / 2)
 
     async def take(self, body: bytes, by_key: GroupKey | None = None) -> LogsResponse:
         """Keep what a worker ships of its own executions.

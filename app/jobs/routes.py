@@ -108,6 +108,7 @@ def job_routes(
             "body_too_large",
             "unsupported_media_type",
             "validation_failed",
+            "overloaded",
         ),
         openapi_extra=body_of("SubmitBatch"),
     )

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 8
+SCHEMA_REVISION: Final = 10
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -149,6 +149,7 @@ queue = Table(
     Column("requirement", String(255), nullable=False, server_default=""),
     Column("partition_no", SmallInteger, nullable=False, server_default="0"),
     UniqueConstraint("job_handler", "requirement", "tenant_id", "partition_no"),
+    Index("ix_queue_tenant_id_id", "tenant_id", "id"),
     _at_most("job_handler", 128),
     **_OPTIONS,
 )
@@ -501,6 +502,16 @@ audit_log = Table(
     Index("ix_audit_log_target_at_id", "target", "at", "id"),
     **_OPTIONS,
 )
+
+retention_policy = Table(
+    "retention_policy",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("status", SmallInteger, primary_key=True, autoincrement=False),
+    Column("keep_ms", BigInteger, nullable=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""Of a tenant that keeps its jobs of a status for another time than the settings say."""
 
 dispatch_term = Table(
     "dispatch_term",

@@ -1,139 +1,240 @@
-"""The end of retention: finished jobs leave, by primary key, in small ordered batches."""
+"""The end of retention: finished jobs leave, by primary key, in small ordered batches.
+
+They are looked for by plain reads, without locks, and lock nothing but their own rows when they
+leave: claims and submissions never wait for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.dependents import delete_dependents, forced, in_chunks, with_keys
 from app.lifecycle.moves.submit import forget_expiries
-from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, in_list
+from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
+MOST_LOG_BYTES: Final = 32 * 1024 * 1024
+"""Of log lines that leave in one transaction; one job may have more."""
 
-class Pruned(NamedTuple):
-    """How far one batch got: where to go on, how many left, and whether newer jobs remain."""
+_COLUMNS: Final = "id, tenant_id, root_id, kind, status, version, revision, finished_at, expires_at"
+_BOTH: Final = (True, False)
+
+
+class Finished(NamedTuple):
+    """A job as it was when it was found; it leaves only if it is still the same."""
+
+    id: int
+    tenant_id: int
+    root_id: int | None
+    kind: int
+    status: int
+    version: int
+    revision: int
+    finished_at: int
+    expires_at: int | None
+
+
+class Walked(NamedTuple):
+    """Rows in the order in which they finished, and behind which to go on; None at the end."""
+
+    rows: Sequence[Finished]
+    onward: tuple[int, int] | None
+
+
+def _walk(condition: str, *, sqlite: bool) -> str:
+    hint = forced("ix_job_info_finished", sqlite=sqlite)
+    return (
+        f"SELECT {_COLUMNS} FROM job_info {hint} WHERE tenant_id = :tenant AND {condition} "
+        "ORDER BY finished_at, id LIMIT :limit"
+    )
+
+
+WALKS: Final = {
+    sqlite: (
+        _walk("finished_at = :at AND id > :after", sqlite=sqlite),
+        _walk("finished_at > :at AND finished_at < :before", sqlite=sqlite),
+    )
+    for sqlite in _BOTH
+}
+"""The rest of what finished in one millisecond, and what finished later."""
+SAME_AGAIN: Final = {
+    sqlite: f"SELECT {_COLUMNS} FROM job_info {forced('PRIMARY', sqlite=sqlite)} WHERE id IN :keys"
+    for sqlite in _BOTH
+}
+# A retry or a redelivery locks the job first too: what it holds is left for the next pass.
+LOCK: Final = {
+    sqlite: f"{SAME_AGAIN[sqlite]} ORDER BY id{'' if sqlite else ' FOR UPDATE SKIP LOCKED'}"
+    for sqlite in _BOTH
+}
+LIVE_ROOTS: Final = {
+    sqlite: f"SELECT id FROM job_info {forced('PRIMARY', sqlite=sqlite)} "
+    f"WHERE id IN :keys AND status NOT IN ({in_list(TERMINAL_JOBS)})"
+    for sqlite in _BOTH
+}
+OWED: Final = {
+    sqlite: "SELECT DISTINCT job_id FROM callback_delivery "
+    f"{forced('ix_callback_delivery_job_id', sqlite=sqlite)} "
+    f"WHERE job_id IN :keys AND status = {int(DeliveryStatus.PENDING)}"
+    for sqlite in _BOTH
+}
+ANY_CHILD: Final = "SELECT id FROM job_info WHERE parent_id = :parent LIMIT 1"
+EXECUTIONS: Final = {
+    sqlite: f"SELECT id, job_id FROM job_log {forced('ix_job_log_job_id_id', sqlite=sqlite)} "
+    "WHERE job_id IN :keys"
+    for sqlite in _BOTH
+}
+LOG_SIZES: Final = {
+    sqlite: "SELECT log_id, head_bytes + tail_bytes AS size FROM execution_log "
+    f"{forced('PRIMARY', sqlite=sqlite)} WHERE log_id IN :keys"
+    for sqlite in _BOTH
+}
+DELETE_JOBS: Final = {
+    True: f"DELETE FROM job_info WHERE id IN :keys AND status IN ({in_list(TERMINAL_JOBS)})",
+    False: "DELETE d FROM job_info AS d FORCE INDEX (PRIMARY) "
+    f"WHERE d.id IN :keys AND d.status IN ({in_list(TERMINAL_JOBS)})",
+}
+
+
+async def find_finished(
+    connection: AsyncConnection,
+    database: Database,
+    *,
+    tenant_id: int,
+    after: tuple[int, int],
+    before_ms: int,
+    limit: int,
+) -> Walked:
+    """Return up to `limit` of a tenant's jobs behind `after` that finished before `before_ms`."""
+    at, last = after
+    rows: list[Finished] = []
+    for statement in WALKS[database.is_sqlite]:
+        if len(rows) < limit:
+            found = await connection.execute(
+                text(statement),
+                {
+                    "tenant": tenant_id,
+                    "at": at,
+                    **({"after": last} if ":after" in statement else {"before": before_ms}),
+                    "limit": limit - len(rows),
+                },
+            )
+            rows += [Finished(*row) for row in found]
+    onward = (rows[-1].finished_at, rows[-1].id) if len(rows) == limit else None
+    return Walked(rows, onward)
+
+
+async def find_again(
+    connection: AsyncConnection, database: Database, job_ids: Iterable[int]
+) -> list[Finished]:
+    """Return those of the jobs that are terminal, as they are now."""
+    rows = await in_chunks(connection, SAME_AGAIN[database.is_sqlite], sorted(job_ids))
+    found = [Finished(**row) for row in rows]
+    return [job for job in found if JobStatus(job.status) in TERMINAL_JOBS]
+
+
+async def fit_together(
+    connection: AsyncConnection, database: Database, jobs: Sequence[Finished]
+) -> list[Finished]:
+    """Return the first of the jobs whose log lines are not too many for one transaction.
+
+    A job without lines costs nothing more than to be looked up.
+    """
+    sqlite = database.is_sqlite
+    executions = await in_chunks(connection, EXECUTIONS[sqlite], [job.id for job in jobs])
+    job_of = {row["id"]: row["job_id"] for row in executions}
+    sizes: dict[int, int] = {}
+    for row in await in_chunks(connection, LOG_SIZES[sqlite], sorted(job_of)):
+        job_id = job_of[row["log_id"]]
+        sizes[job_id] = sizes.get(job_id, 0) + row["size"]
+    fit: list[Finished] = []
+    total = 0
+    for job in jobs:
+        total += sizes.get(job.id, 0)
+        if fit and total > MOST_LOG_BYTES:
+            break
+        fit.append(job)
+    return fit
+
+
+async def drop_jobs(
+    connection: AsyncConnection, database: Database, jobs: Sequence[Finished]
+) -> list[int]:
+    """Delete those of the jobs that are as they were found, with all that belongs to them.
+
+    A job stays while a callback of it is owed, while its root goes on, while it has children,
+    or while somebody else holds it. Returns the ids of those that left.
+    """
+    free = await _free(connection, database, jobs, LOCK[database.is_sqlite])
+    tasks = [job for job in free if job.kind == JobKind.TASK]
+    left = [job.id for job in tasks]
+    await _delete(connection, database, tasks)
+    # What has children is younger than none of them: the innermost group has the highest id.
+    for job in sorted(free, key=lambda one: -one.id):
+        if job.kind == JobKind.TASK:
+            continue
+        if not await _has_children(connection, job):
+            await _delete(connection, database, [job])
+            left.append(job.id)
+    return sorted(left)
+
+
+async def may_leave(
+    connection: AsyncConnection, database: Database, jobs: Sequence[Finished]
+) -> list[Finished]:
+    """Return those of the jobs that `drop_jobs` would delete, as it looks now; lock nothing."""
+    free = await _free(connection, database, jobs, SAME_AGAIN[database.is_sqlite])
+    return [
+        job for job in free if job.kind == JobKind.TASK or not await _has_children(connection, job)
+    ]
+
+
+async def _has_children(connection: AsyncConnection, job: Finished) -> bool:
+    found = await connection.execute(text(ANY_CHILD), {"parent": job.id})
+    return found.first() is not None
+
+
+async def _free(
+    connection: AsyncConnection, database: Database, jobs: Sequence[Finished], read_again: str
+) -> list[Finished]:
+    """Read the jobs again, and return those that nothing keeps, in order."""
+    sqlite = database.is_sqlite
+    found = {job.id: job for job in jobs}
+    rows = await in_chunks(connection, read_again, sorted(found))
+    same = [job for row in rows if (job := Finished(**row)) == found[job.id]]
+    roots = sorted({job.root_id for job in same if job.root_id is not None})
+    live = {row["id"] for row in await in_chunks(connection, LIVE_ROOTS[sqlite], roots)}
+    own = [job.id for job in same]
+    owed = {row["job_id"] for row in await in_chunks(connection, OWED[sqlite], own)}
+    return sorted(job for job in same if job.root_id not in live and job.id not in owed)
+
+
+async def _delete(
+    connection: AsyncConnection, database: Database, jobs: Sequence[Finished]
+) -> None:
+    if not jobs:
+        return
+    ids = [job.id for job in jobs]
+    await with_keys(connection, DELETE_JOBS[database.is_sqlite], ids)
+    schedules = any(job.kind == JobKind.SCHEDULE for job in jobs)
+    await delete_dependents(connection, database, ids, schedules=schedules)
+    await forget_expiries(
+        connection, [(job.expires_at, job.id) for job in jobs if job.expires_at is not None]
+    )
+
+
+class PrunedSkips(NamedTuple):
+    """How far one batch of the ledger got: where to go on, how many left, whether more may."""
 
     cursor: int
     deleted: int
     more: bool
 
 
-_WALK: Final = text(
-    "SELECT id, root_id, kind, status, finished_at, created_at, expires_at FROM job_info "
-    "WHERE id > :cursor ORDER BY id LIMIT :limit"
-)
-# A retry or a redelivery locks the job first too: what it holds is left for the next pass.
-_LOCK: Final = {
-    sqlite: text(
-        f"SELECT id FROM job_info {hint}WHERE id IN :ids "
-        f"AND status IN ({in_list(TERMINAL_JOBS)}) AND finished_at < :before ORDER BY id{lock}"
-    ).bindparams(bindparam("ids", expanding=True))
-    for sqlite, hint, lock in (
-        (True, "", ""),
-        (False, "FORCE INDEX (PRIMARY) ", " FOR UPDATE SKIP LOCKED"),
-    )
-}
-_LIVE_ROOTS: Final = text(
-    f"SELECT id FROM job_info WHERE id IN :ids AND status NOT IN ({in_list(TERMINAL_JOBS)})"
-).bindparams(bindparam("ids", expanding=True))
-_OWED: Final = text(
-    "SELECT DISTINCT job_id FROM callback_delivery "
-    f"WHERE job_id IN :ids AND +status = {int(DeliveryStatus.PENDING)}"
-).bindparams(bindparam("ids", expanding=True))
-_DELETES: Final = tuple(
-    text(f"DELETE FROM {table} WHERE {column} IN :ids").bindparams(bindparam("ids", expanding=True))
-    for table, column in (
-        ("callback_delivery", "job_id"),
-        ("callback_try", "job_id"),
-        ("job_log", "job_id"),
-        ("job_payload", "job_id"),
-        ("job_label", "job_id"),
-    )
-)
-_DELETES_OF_SCHEDULES: Final = tuple(
-    text(f"DELETE FROM {table} WHERE schedule_id IN :ids").bindparams(
-        bindparam("ids", expanding=True)
-    )
-    for table in ("schedule_skip", "schedule_live", "schedule_backfill")
-)
-_EXECUTIONS: Final = text("SELECT id, job_id FROM job_log WHERE job_id IN :ids").bindparams(
-    bindparam("ids", expanding=True)
-)
-_LOG_SIZES: Final = text(
-    "SELECT log_id, head_bytes + tail_bytes AS size FROM execution_log WHERE log_id IN :ids"
-).bindparams(bindparam("ids", expanding=True))
-_DELETE_LOGS: Final = tuple(
-    text(f"DELETE FROM {table} WHERE log_id IN :ids").bindparams(bindparam("ids", expanding=True))
-    for table in ("log_chunk", "execution_log")
-)
-MOST_LOG_BYTES: Final = 32 * 1024 * 1024
-"""Of log lines that leave in one transaction; one job may have more."""
-IDS_AT_ONCE: Final = 1000
-_DELETE_JOBS: Final = text(
-    f"DELETE FROM job_info WHERE id IN :ids AND status IN ({in_list(TERMINAL_JOBS)})"
-).bindparams(bindparam("ids", expanding=True))
-
-
-async def prune_batch(
-    connection: AsyncConnection, database: Database, *, cursor: int, before_ms: int, limit: int
-) -> Pruned:
-    """Delete those of the next `limit` jobs that ended before `before_ms`.
-
-    A job stays while a callback of it is owed or its root is not terminal. Ids grow with the
-    time of creation, so the walk ends at the first job created after `before_ms`.
-    """
-    rows = (await connection.execute(_WALK, {"cursor": cursor, "limit": limit})).all()
-    old = [row for row in rows if row.created_at < before_ms]
-    ended = {
-        row.id: row.root_id
-        for row in old
-        if row.status in TERMINAL_JOBS
-        and row.finished_at is not None
-        and row.finished_at < before_ms
-    }
-    if ended:
-        locked = await connection.execute(
-            _LOCK[database.is_sqlite], {"ids": sorted(ended), "before": before_ms}
-        )
-        free = {row.id for row in locked}
-        ended = {job_id: root for job_id, root in ended.items() if job_id in free}
-    if ended:
-        roots = sorted({root for root in ended.values() if root is not None})
-        live = (
-            {row[0] for row in await connection.execute(_LIVE_ROOTS, {"ids": roots})}
-            if roots
-            else set()
-        )
-        owed = {row[0] for row in await connection.execute(_OWED, {"ids": sorted(ended)})}
-        leaving = sorted(
-            job_id for job_id, root in ended.items() if root not in live and job_id not in owed
-        )
-    else:
-        leaving = []
-    fit = await _delete_logs(connection, leaving) if leaving else []
-    if fit:
-        for statement in (_DELETE_JOBS, *_DELETES):
-            await connection.execute(statement, {"ids": fit})
-        expiry_of = {row.id: row.expires_at for row in rows if row.expires_at is not None}
-        await forget_expiries(
-            connection, [(expiry_of[job_id], job_id) for job_id in fit if job_id in expiry_of]
-        )
-        kinds = {row.id: row.kind for row in rows}
-        schedules = [job_id for job_id in fit if kinds[job_id] == JobKind.SCHEDULE]
-        for statement in _DELETES_OF_SCHEDULES if schedules else ():
-            await connection.execute(statement, {"ids": schedules})
-    if len(fit) < len(leaving):
-        return Pruned(cursor=fit[-1], deleted=len(fit), more=True)
-    return Pruned(
-        cursor=rows[-1].id if rows else cursor,
-        deleted=len(fit),
-        more=len(rows) == limit and len(old) == len(rows),
-    )
-
-
-_WALK_SKIPS: Final = text(
+WALK_SKIPS: Final = (
     "SELECT id, from_time, to_time FROM schedule_skip WHERE id > :cursor ORDER BY id LIMIT :limit"
 )
 _DELETE_SKIPS: Final = text(
@@ -143,46 +244,17 @@ _DELETE_SKIPS: Final = text(
 
 async def prune_skips(
     connection: AsyncConnection, *, cursor: int, before_ms: int, limit: int
-) -> Pruned:
+) -> PrunedSkips:
     """Delete those of the next `limit` rows of the schedules' ledger that lie before `before_ms`.
 
     Their ids grow with the time they were written, so the walk ends where all are newer.
     """
-    rows = (await connection.execute(_WALK_SKIPS, {"cursor": cursor, "limit": limit})).all()
+    rows = (await connection.execute(text(WALK_SKIPS), {"cursor": cursor, "limit": limit})).all()
     old = [row.id for row in rows if row.to_time < before_ms]
     if old:
         await connection.execute(_DELETE_SKIPS, {"ids": old, "before": before_ms})
-    return Pruned(
+    return PrunedSkips(
         cursor=rows[-1].id if rows else cursor,
         deleted=len(old),
         more=len(rows) == limit and any(row.from_time < before_ms for row in rows),
     )
-
-
-async def _delete_logs(connection: AsyncConnection, leaving: list[int]) -> list[int]:
-    """Delete the lines of the first of these jobs, as many as one transaction may, and name them.
-
-    A job without lines costs nothing more than to be looked up.
-    """
-    job_of = {row.id: row.job_id for row in await connection.execute(_EXECUTIONS, {"ids": leaving})}
-    sizes: dict[int, int] = {}
-    logs: dict[int, list[int]] = {}
-    log_ids = sorted(job_of)
-    for start in range(0, len(log_ids), IDS_AT_ONCE):
-        chunk = log_ids[start : start + IDS_AT_ONCE]
-        for row in await connection.execute(_LOG_SIZES, {"ids": chunk}):
-            job_id = job_of[row.log_id]
-            sizes[job_id] = sizes.get(job_id, 0) + row.size
-            logs.setdefault(job_id, []).append(row.log_id)
-    fit: list[int] = []
-    total = 0
-    for job_id in leaving:
-        total += sizes.get(job_id, 0)
-        if fit and total > MOST_LOG_BYTES:
-            break
-        fit.append(job_id)
-    gone = sorted(log_id for job_id in fit for log_id in logs.get(job_id, ()))
-    for start in range(0, len(gone), IDS_AT_ONCE):
-        for statement in _DELETE_LOGS:
-            await connection.execute(statement, {"ids": gone[start : start + IDS_AT_ONCE]})
-    return fit

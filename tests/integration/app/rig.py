@@ -11,15 +11,17 @@ from typing import Any
 
 import httpx
 import uuid_utils
+from fastapi import FastAPI
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.claim import Assignment, Claimed, claim
 from app.lifecycle.moves.ending import Ending, Settlement
+from app.lifecycle.moves.prune import drop_jobs, find_finished, fit_together
 from app.lifecycle.moves.settle import settle
 from app.lifecycle.moves.submit import NewJob, insert_jobs
 from app.lifecycle.reads import ensure_queue
-from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.states import TERMINAL_JOBS, ExecutionStatus
 from app.lifecycle.term import begin_term
 from app.lifecycle.token import new_token
 from app.main import Parts, create_app
@@ -61,6 +63,7 @@ class Door:
 
     parts: Parts
     client: httpx.AsyncClient
+    app: FastAPI
 
     @property
     def database(self) -> Database:
@@ -113,7 +116,7 @@ async def door(engine: Engine, **changes: Any) -> AsyncIterator[Door]:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://oncue", timeout=30) as client,
     ):
-        yield Door(app.state.parts, client)
+        yield Door(app.state.parts, client, app)
 
 
 def body_of(request_id: str = "", **fields: Any) -> dict[str, Any]:
@@ -301,3 +304,37 @@ async def fill(
         f"{status}, {priority}, 1700000000000 + n, 3, 60000, 'fixed', 1, 1, 1 "
         f"FROM {numbers} AS numbers",
     )
+
+
+async def prune_all(
+    database: Database, *, before_ms: int, limit: int = 500, tenant_id: int = 0
+) -> list[int]:
+    """Delete the tenant's jobs that finished before, as retention does; how many at each step."""
+    deleted: list[int] = []
+    after = (-1, 0)
+    while True:
+        walked = await database.read(
+            lambda connection, after=after: find_finished(  # type: ignore[misc]
+                connection,
+                database,
+                tenant_id=tenant_id,
+                after=after,
+                before_ms=before_ms,
+                limit=limit,
+            )
+        )
+        jobs = [job for job in walked.rows if job.status in TERMINAL_JOBS]
+        while jobs:
+            fit = await database.read(
+                lambda connection, jobs=jobs: fit_together(  # type: ignore[misc]
+                    connection, database, jobs
+                )
+            )
+            left = await database.write(
+                lambda connection, fit=fit: drop_jobs(connection, database, fit)  # type: ignore[misc]
+            )
+            deleted.append(len(left))
+            jobs = jobs[len(fit) :]
+        if walked.onward is None:
+            return deleted
+        after = walked.onward

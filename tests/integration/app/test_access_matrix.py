@@ -71,6 +71,9 @@ CASES = {
     "forget_webhook_secret": Case("DELETE", "/openapi/webhook-secret"),
     "get_egress_allow": Case("GET", "/openapi/egress-allow"),
     "set_egress_allow": Case("PUT", "/openapi/egress-allow", body={"networks": None}),
+    "get_counts": Case("GET", "/openapi/counts"),
+    "get_retention": Case("GET", "/openapi/retention"),
+    "put_retention": Case("PUT", "/openapi/retention", body={"failedDays": 7}),
     "drain_worker": Case("POST", "/openapi/workers/{workerId}/drain", by_platform=True),
     "submit_bulk": Case(
         "POST", "/openapi/bulk", body={"action": "pause", "filter": {"handler": "none"}}

@@ -11,7 +11,6 @@ from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
 from app.lifecycle.moves.claim import Probe, find_due
 from app.lifecycle.moves.expire import expire_jobs
-from app.lifecycle.moves.prune import prune_batch
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.database import Database
 from tests.integration.app.rig import (
@@ -23,6 +22,7 @@ from tests.integration.app.rig import (
     insert,
     new_term,
     opened,
+    prune_all,
     rows_of,
     settled,
     value_of,
@@ -244,12 +244,7 @@ async def test_no_look_stays_behind_for_a_deadline_that_is_gone(migrated_engine:
             assert answer.status_code == 200, answer.text
         assert await value_of(at.database, "SELECT count(*) FROM job_expiry") == 2
         assert (await at.client.post(f"/openapi/jobs/{pruned}/cancel")).status_code == 200
-        batch = await at.database.write(
-            lambda connection: prune_batch(
-                connection, at.database, cursor=0, before_ms=2**53, limit=10
-            )
-        )
-        assert batch.deleted == 1
+        assert await prune_all(at.database, before_ms=2**53) == [1]
         left = await rows_of(at.database, "SELECT job_id FROM job_expiry")
         assert [row["job_id"] for row in left] == [changed]
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.guard import Asked, Changed, Unknown
-from app.lifecycle.moves.prune import prune_batch
+from app.lifecycle.moves.prune import drop_jobs, find_again
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
@@ -19,6 +19,7 @@ from tests.integration.app.rig import (
     ending,
     insert,
     opened,
+    prune_all,
     rows_of,
     running_job,
     settled,
@@ -34,16 +35,7 @@ TABLES = ("job_info", "job_log", "job_payload", "job_label", "callback_delivery"
 async def pruned(database: Database, *, later_ms: int = 1000, limit: int = 500) -> int:
     """Walk all jobs as retention does, as if `later_ms` had passed."""
     now = await value_of(database, f"SELECT {database.now_ms}")
-    cursor, deleted = 0, 0
-    while True:
-        batch = await database.write(
-            lambda connection, cursor=cursor: prune_batch(  # type: ignore[misc]
-                connection, database, cursor=cursor, before_ms=now + later_ms, limit=limit
-            )
-        )
-        cursor, deleted = batch.cursor, deleted + batch.deleted
-        if not batch.more:
-            return deleted
+    return sum(await prune_all(database, before_ms=now + later_ms, limit=limit))
 
 
 async def ended_job(database: Database, **fields: Any) -> int:
@@ -133,6 +125,7 @@ async def test_a_job_that_is_retried_while_it_is_pruned_stays_whole_or_leaves_wh
         run = await running_job(one, params=LONG, labels={"a": "b"}, max_retry=0)
         await settled(one, ending(run, ExecutionStatus.FAILED, error_code="e"))
         asked = Asked(run.job_id, 0, new_token())
+        (found,) = await one.read(lambda connection: find_again(connection, one, [run.job_id]))
         holds, let_go = asyncio.Event(), asyncio.Event()
 
         async def retry(connection: AsyncConnection) -> object:
@@ -143,11 +136,11 @@ async def test_a_job_that_is_retried_while_it_is_pruned_stays_whole_or_leaves_wh
             return answer
 
         async def prune(connection: AsyncConnection) -> int:
-            batch = await prune_batch(connection, other, cursor=0, before_ms=2**53, limit=10)
+            left = await drop_jobs(connection, other, [found])
             if first == "prune":
                 holds.set()
                 await let_go.wait()
-            return batch.deleted
+            return len(left)
 
         tasks: dict[str, asyncio.Task[Any]] = {}
         for name in (first, "prune" if first == "retry" else "retry"):

@@ -10,7 +10,6 @@ import pytest
 
 from app.edge.paging import encode_cursor
 from app.lifecycle.moves.claim import Claimed
-from app.lifecycle.moves.prune import prune_batch
 from app.lifecycle.states import ExecutionStatus
 from oncue.output import HEAD_BYTES, LINE_OVERHEAD_BYTES, TAIL_BYTES
 from oncue.protocol import LOGS_PATH
@@ -24,6 +23,7 @@ from tests.integration.app.rig import (
     ending,
     insert,
     new_term,
+    prune_all,
     rows_of,
     running_job,
     settled,
@@ -236,15 +236,7 @@ async def test_retention_takes_the_lines_with_the_job_in_bounded_steps(
         await settled(api.database, ending(run, ExecutionStatus.SUCCEEDED))
     quiet = await running_job(api.database)
     await settled(api.database, ending(quiet, ExecutionStatus.SUCCEEDED))
-    cursor, deleted, more = 0, [], True
-    while more:
-        batch = await api.database.write(
-            lambda connection, cursor=cursor: prune_batch(  # type: ignore[misc]
-                connection, api.database, cursor=cursor, before_ms=2**53, limit=10
-            )
-        )
-        cursor, more = batch.cursor, batch.more
-        deleted.append(batch.deleted)
+    deleted = await prune_all(api.database, before_ms=2**53, limit=10)
     assert deleted == [1, 1, 2]
     for table in ("job_info", "job_log", "execution_log", "log_chunk"):
         assert await rows_of(api.database, f"SELECT * FROM {table}") == []

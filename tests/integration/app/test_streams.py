@@ -59,7 +59,7 @@ async def served(engine: Engine, **changes: Any) -> AsyncIterator[Door]:
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
         parts: Parts = app.state.parts
-        yield Door(parts, client)
+        yield Door(parts, client, app)
 
 
 @pytest.fixture

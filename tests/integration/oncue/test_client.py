@@ -54,6 +54,9 @@ async def test_a_job_is_submitted_waited_for_and_looked_at_async(sdk_platform: P
         assert [one.attempt async for one in client.executions(job)] == [1]
         assert "record" in [one.name async for one in client.handlers()]
         assert [one.name async for one in client.workers()] == ["worker-1"]
+        counts = await client.counts(up_to=1)
+        assert (counts.of("SUCCEEDED").count, counts.of("SUCCEEDED").at_least) == (1, True)
+        assert counts.of("UNHEARD_OF").count == 0
 
 
 async def test_many_may_wait_at_once(sdk_platform: Platform) -> None:
@@ -133,6 +136,7 @@ def test_pages_are_followed(sdk_platform: Platform) -> None:
         assert len(names) > 3
         (worker,) = client.workers()
         assert (worker.state, worker.capacity) == ("UP", 10)
+        assert client.counts().of("SUCCEEDED").count >= 1
 
 
 def test_a_submission_outlives_a_restart_of_the_dispatcher(sdk_platform: Platform) -> None:

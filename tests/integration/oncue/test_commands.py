@@ -95,6 +95,16 @@ def test_workers_and_handlers_are_listed(sdk_platform: Platform) -> None:
     assert [line.split()[0] for line in table[1:]] == names
 
 
+def test_jobs_are_counted(sdk_platform: Platform) -> None:
+    before = json.loads(oncue("counts", "--json", url=sdk_platform.url).out)
+    counts = {one["status"]: one["count"] for one in before["items"]}
+    assert counts.keys() >= {"WAITING", "RUNNING", "SUCCEEDED", "FAILED"}
+    assert oncue("submit", "--handler", "record", "--wait", url=sdk_platform.url).code == 0
+    table = oncue("counts", url=sdk_platform.url).out.splitlines()
+    assert table[0].split() == ["STATUS", "JOBS"]
+    assert f"SUCCEEDED        {counts['SUCCEEDED'] + 1}" in [line.rstrip() for line in table]
+
+
 def test_a_refusal_ends_with_3_and_one_sentence(sdk_platform: Platform) -> None:
     told = oncue("get", str(2**62), url=sdk_platform.url)
     assert (told.code, told.out) == (REFUSED, "")

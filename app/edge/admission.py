@@ -1,0 +1,188 @@
+"""The door under load: a submission that would wait too long is refused before its body is read.
+
+What was let in is never refused for want of room later, and what is refused costs next to
+nothing: else the refusals of a flood would take the time of what was let in. Calls of workers
+do not pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from types import TracebackType
+from typing import Final, get_args
+
+import orjson
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.edge.pressure import Limits, Pressure, Why
+from app.edge.problems import MEDIA_TYPE, Problem
+from app.edge.requests import request_id_of
+from app.metrics import Metrics
+from app.plumbing.loops import Loop
+from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+BUSY_SECONDS: Final = 0.05
+IDLE_SECONDS: Final = 1.0
+"""Between two looks at the event loop's lag, while submissions are under way or not."""
+CALM_SECONDS: Final = 5.0
+"""After the last refusal the overload is over: the log must not flutter."""
+LONGEST_RETRY_SECONDS: Final = 30
+FEW: Final = 16
+"""So many at once are let in however long they wait: else a rate could not be measured again."""
+SOME: Final = 64
+"""So many at once are let in however late the event loop is: they fill commits."""
+MIB: Final = 1024 * 1024
+OVERLOADED: Final = Problem("overloaded", "Repeat the same request after Retry-After.")
+_BODY: Final = orjson.dumps(OVERLOADED.document())
+_HEADERS: Final = [
+    (b"content-type", MEDIA_TYPE.encode()),
+    (b"content-length", str(len(_BODY)).encode()),
+]
+
+
+class Admission:
+    """Knows whether a submission is let in, and measures what that depends on."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.pressure = Pressure(
+            Limits(
+                wait_seconds=settings.submit_wait_ms / 1000,
+                lag_seconds=settings.loop_lag_ms / 1000,
+                few=min(settings.submit_batch, FEW),
+                some=min(settings.submit_batch, SOME),
+                most_bytes=settings.submit_mib * MIB,
+            )
+        )
+        self.crowd = Crowd(settings.most_requests, metrics)
+        self._loop_lag = metrics.loop_lag
+        self._refusals = {why: metrics.refused.labels(why) for why in get_args(Why)}
+        self._refused = 0
+        self._refused_at = float("-inf")
+        self._loop = Loop("admission", self._step)
+
+    def start(self) -> None:
+        """Start measuring the event loop's lag."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stop measuring."""
+        await self._loop.stop()
+
+    def refuses(self, now: float, size: int) -> bool:
+        """Tell whether a body of `size` bytes is refused now, and count it if so."""
+        why = self.pressure.why_not(now, size)
+        if why is None:
+            return False
+        self._refusals[why].inc()
+        if not self._refused:
+            log.warning("overloaded", reason=why, expected_wait=round(self.wait_seconds, 3))
+        self._refused += 1
+        self._refused_at = now
+        return True
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a submission would wait now."""
+        return self.pressure.wait_seconds()
+
+    @property
+    def is_strained(self) -> bool:
+        """True while submissions are refused, or nearly: what can rest should."""
+        pressure = self.pressure
+        return bool(self._refused) or pressure.units >= SOME
+
+    def retry_after(self) -> int:
+        """Return whole seconds after which to come back: by then what waits now is done.
+
+        Drawn, so that those who are refused together do not come back together.
+        """
+        low = max(1, math.ceil(min(self.wait_seconds, LONGEST_RETRY_SECONDS / 2)))
+        return random.randint(low, min(2 * low + 1, LONGEST_RETRY_SECONDS))
+
+    async def _step(self) -> None:
+        pause = BUSY_SECONDS if self.pressure.units else IDLE_SECONDS
+        slept_at = time.monotonic()
+        await asyncio.sleep(pause)
+        now = time.monotonic()
+        late = max(0.0, now - slept_at - pause)
+        self.pressure.note_lag(late)
+        self._loop_lag.observe(late)
+        if self._refused and now - self._refused_at > CALM_SECONDS:
+            log.info("overload_over", refused=self._refused)
+            self._refused = 0
+
+
+class Crowd:
+    """Bounds how many requests of callers are served at once, long polls and streams among them."""
+
+    def __init__(self, most: int, metrics: Metrics) -> None:
+        self._most = most
+        self._count = 0
+        self._refused = metrics.refused.labels("requests")
+
+    def __enter__(self) -> None:
+        if self._count >= self._most:
+            self._refused.inc()
+            raise OVERLOADED
+        self._count += 1
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._count -= 1
+
+
+class Turnstile:
+    """ASGI: lets a submission in or refuses it by its headers alone.
+
+    A body counts for a job each `job_bytes`, at least for one; without a length it counts for
+    `longest`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, admission: Admission, *, longest: int, job_bytes: int | None = None
+    ) -> None:
+        self._app = app
+        self._admission = admission
+        self._longest = longest
+        self._job_bytes = job_bytes or longest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        size = self._size(scope)
+        now = time.monotonic()
+        if self._admission.refuses(now, size):
+            await self._refuse(scope, send)
+            return
+        pressure, units = self._admission.pressure, max(1, size // self._job_bytes)
+        pressure.enter(now, units, size)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            pressure.leave(time.monotonic(), units, size)
+
+    def _size(self, scope: Scope) -> int:
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                # One that is too long is refused where that is checked.
+                return min(int(value), self._longest) if value.isdigit() else self._longest
+        return self._longest
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        headers = [
+            *_HEADERS,
+            (b"retry-after", str(self._admission.retry_after()).encode()),
+            (b"x-request-id", request_id_of(given.decode("latin-1")).encode()),
+        ]
+        await send({"type": "http.response.start", "status": OVERLOADED.status, "headers": headers})
+        await send({"type": "http.response.body", "body": _BODY})

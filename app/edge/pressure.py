@@ -1,0 +1,103 @@
+"""How long a submission would wait, from what is under way and what was lately done (pure).
+
+By Little's law a new one waits for as long as those before it take to be answered: their number
+through the rate of answers. That holds whatever is slow, the database or this process. The rate
+is measured only while there is enough to do: an idle process answers few, and could answer many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Why = Literal["wait", "lag", "memory"]
+
+WINDOW_SECONDS: Final = 0.05
+SMOOTHING_SECONDS: Final = 0.5
+FIRST_RATE: Final = 2000.0
+"""Answers a second that are hoped for before any were measured."""
+FORGOTTEN_SECONDS: Final = 5.0
+"""A rate that was not measured for so long says nothing about now."""
+LAG_KEPT: Final = 0.8
+"""Of the event loop's lag at each measurement, so that a single quick turn does not hide it."""
+LONGEST_WAIT_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is still let in.
+
+    So many as `few` at once are let in however long they wait, and as `some` however late the
+    event loop is.
+    """
+
+    wait_seconds: float
+    lag_seconds: float
+    few: int
+    some: int
+    most_bytes: int
+
+
+class Pressure:
+    """What is under way, in units (one job each, about) and bytes; `now` is monotonic seconds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.units = 0
+        self.bytes = 0
+        self.lag_seconds = 0.0
+        self._rate = FIRST_RATE
+        self._measured_at = float("-inf")
+        self._began = float("-inf")
+        self._done = 0
+        self._most = 0
+
+    def why_not(self, now: float, size: int) -> Why | None:
+        """Say why nothing more is let in, or None; `size` is in bytes."""
+        self._roll(now)
+        if self.bytes and self.bytes + size > self._limits.most_bytes:
+            return "memory"
+        if self.units < self._limits.few:
+            return None
+        if self.units >= self._limits.some and self.lag_seconds > self._limits.lag_seconds:
+            return "lag"
+        return "wait" if self.wait_seconds() > self._limits.wait_seconds else None
+
+    def wait_seconds(self) -> float:
+        """Return how long a new one would wait: in the event loop, and for those before it."""
+        if not self.units:
+            return self.lag_seconds
+        before = self.units / max(self._rate, self.units / LONGEST_WAIT_SECONDS)
+        return self.lag_seconds + before
+
+    def enter(self, now: float, units: int, size: int) -> None:
+        """Count one that was let in."""
+        self._roll(now)
+        self.units += units
+        self.bytes += size
+        self._most = max(self._most, self.units)
+
+    def leave(self, now: float, units: int, size: int) -> None:
+        """Count one that is answered."""
+        self._roll(now)
+        self.units -= units
+        self.bytes -= size
+        self._done += units
+
+    def note_lag(self, seconds: float) -> None:
+        """Learn by how much the event loop was late."""
+        self.lag_seconds = max(seconds, self.lag_seconds * LAG_KEPT)
+
+    def _roll(self, now: float) -> None:
+        """At the end of a window, learn its rate if it had enough to do."""
+        took = now - self._began
+        if took < WINDOW_SECONDS:
+            return
+        if self._most >= self._limits.few:
+            if now - self._measured_at > FORGOTTEN_SECONDS:
+                self._rate = FIRST_RATE
+            weight = -math.expm1(-took / SMOOTHING_SECONDS)
+            self._rate += (self._done / took - self._rate) * weight
+            self._measured_at = now
+        self._began, self._done, self._most = now, 0, self.units

@@ -1,0 +1,159 @@
+"""At overload the door refuses early, in order and cheaply; what it accepted is never refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.types import Message, Scope
+
+from app.edge.pressure import FIRST_RATE
+from tests.integration.app.rig import Door, body_of, door, opened, rows_of, value_of
+from tests.support.engines import Engine
+from tests.support.wait import until_async
+
+WAIT_MS, FREE = 50, 5
+MOST = FREE + round(FIRST_RATE * WAIT_MS / 1000)
+
+
+@asynccontextmanager
+async def standing_still(engine: Engine) -> AsyncIterator[None]:
+    """Let no row of `job_info` be written meanwhile, as a database does that has come to a halt."""
+    held, go_on = asyncio.Event(), asyncio.Event()
+    async with opened(engine) as other:
+
+        async def hold(connection: AsyncConnection) -> None:
+            # In SQLite the transaction alone keeps all others from writing.
+            if not other.is_sqlite:
+                await connection.execute(text("LOCK TABLES job_info WRITE"))
+            held.set()
+            await go_on.wait()
+            if not other.is_sqlite:
+                await connection.execute(text("UNLOCK TABLES"))
+
+        holding = asyncio.create_task(other.write(hold))
+        await held.wait()
+        try:
+            yield
+        finally:
+            go_on.set()
+            await holding
+
+
+@pytest.fixture
+async def narrow(migrated_engine: Engine) -> AsyncIterator[Door]:
+    """A door that lets hardly anything wait."""
+    async with door(
+        migrated_engine, submit_batch=FREE, submit_wait_ms=WAIT_MS, submit_mib=1
+    ) as api:
+        await api.submitted(clientRequestId="before")
+        yield api
+
+
+async def first_refusal(
+    api: Door, under_way: dict[str, asyncio.Task[httpx.Response]]
+) -> httpx.Response:
+    """Submit one after the other, without waiting for answers, until one is refused."""
+
+    async def one_more() -> httpx.Response | None:
+        request_id = f"flood-{len(under_way)}"
+        under_way[request_id] = asyncio.create_task(api.submit(request_id))
+        return next(
+            (one.result() for one in under_way.values() if one.done() and one.result().is_error),
+            None,
+        )
+
+    return await until_async(one_more, 30, what="a refusal")
+
+
+async def test_while_the_database_stands_still_the_door_refuses_and_what_it_took_is_stored_once(
+    migrated_engine: Engine, narrow: Door
+) -> None:
+    pressure = narrow.parts.admission.pressure
+    under_way: dict[str, asyncio.Task[httpx.Response]] = {}
+    async with standing_still(migrated_engine):
+        refusal = await first_refusal(narrow, under_way)
+        assert refusal.status_code == 503
+        assert refusal.json()["code"] == "overloaded"
+        assert 1 <= int(refusal.headers["Retry-After"]) <= 30
+        assert refusal.headers["X-Request-Id"]
+        # From here on nothing more comes in, however much is offered.
+        waiting = pressure.units
+        assert FREE <= waiting <= MOST
+        flood = await asyncio.gather(*(narrow.submit(f"late-{n}") for n in range(200)))
+        assert {one.status_code for one in flood} == {503}
+        batch = {"jobs": [body_of(f"batch-{n}") for n in range(10)]}
+        refused = await narrow.client.post("/openapi/jobs/batch", json=batch)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert pressure.units == waiting
+        assert narrow.parts.submitter.backlog <= waiting
+    answers = {name: await task for name, task in under_way.items()}
+    accepted = {name: one.json()["jobId"] for name, one in answers.items() if one.is_success}
+    assert len(accepted) == waiting
+    assert {one.status_code for one in answers.values()} == {202, 503}
+    stored = await rows_of(narrow.database, "SELECT id, client_request_id FROM job_info")
+    named = {row["client_request_id"]: row["id"] for row in stored}
+    assert named.pop("before")
+    assert (named, len(stored)) == (accepted, waiting + 1)
+    assert (pressure.units, pressure.bytes) == (0, 0)
+    # Whoever was refused comes back under the same id, and is let in.
+    late = await narrow.submit("late-0")
+    assert late.status_code == 202
+    metrics = (await narrow.client.get("/metrics")).text
+    assert 'oncue_requests_refused_total{reason="wait"}' in metrics
+
+
+async def test_bodies_in_memory_are_bounded(migrated_engine: Engine, narrow: Door) -> None:
+    pressure = narrow.parts.admission.pressure
+    jobs = [body_of(f"big-{n}", params="x" * 60_000) for n in range(12)]
+    async with standing_still(migrated_engine):
+        first = asyncio.create_task(narrow.client.post("/openapi/jobs/batch", json={"jobs": jobs}))
+        await until_async(lambda: pressure.bytes > 600_000, what="the first batch to be let in")
+        second = await narrow.client.post("/openapi/jobs/batch", json={"jobs": jobs})
+        assert (second.status_code, second.json()["code"]) == (503, "overloaded")
+        assert (await narrow.submit("small", params="x" * 1000)).status_code == 503
+    assert [one["httpStatus"] for one in (await first).json()["items"]] == [202] * 12
+    assert await value_of(narrow.database, "SELECT COUNT(*) FROM job_info") == 13
+
+
+async def test_a_refusal_does_not_wait_for_the_body(migrated_engine: Engine, narrow: Door) -> None:
+    under_way: dict[str, asyncio.Task[httpx.Response]] = {}
+    sent: list[Message] = []
+
+    async def never() -> Message:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async with standing_still(migrated_engine):
+        await first_refusal(narrow, under_way)
+        for path in ("/openapi/jobs", "/openapi/jobs/batch"):
+            scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            await narrow.app(scope, never, send)
+    assert [one["status"] for one in sent if one["type"] == "http.response.start"] == [503, 503]
+    body = json.loads(sent[1]["body"])
+    assert (body["status"], body["code"]) == (503, "overloaded")
+    await asyncio.gather(*under_way.values())
+
+
+async def test_workers_are_served_while_callers_are_refused(migrated_engine: Engine) -> None:
+    async with door(migrated_engine, most_requests=1) as api:
+        job_id = await api.submitted()
+        poll = asyncio.create_task(api.client.get(f"/openapi/jobs/{job_id}?wait=60"))
+        await until_async(lambda: api.parts.waiters.count, what="the long poll")
+        refused = await api.client.get("/openapi/jobs")
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await api.beat()).status_code == 200
+        assert (await api.client.get("/healthz")).status_code == 200
+        api.parts.waiters.close()
+        assert (await poll).status_code == 200
+        assert (await api.client.get("/openapi/jobs")).status_code == 200
