@@ -17,6 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.keys import ApiKeys, Gate, InternalTokens, require_roles
+from app.access.limits import LimitBook
 from app.admin.keys import KeyDesk
 from app.admin.routes import audit_routes, drain_routes, key_routes, tenant_routes
 from app.admin.tenants import TenantDesk
@@ -94,6 +95,7 @@ class Parts:
 
     ground: Ground
     fleet: LiveFleet
+    limits: LimitBook
     waiters: Waiters
     streams: Streams
     submitter: Submitter
@@ -132,6 +134,7 @@ def build_parts(ground: Ground) -> Parts:
     lock = DispatchLock(ground)
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
+    limits = LimitBook(ground.database, ground.bus)
     prober = Prober(ground, roster)
     sender = Sender(ground, lock, roster, queues, settler)
 
@@ -142,6 +145,7 @@ def build_parts(ground: Ground) -> Parts:
     return Parts(
         ground=ground,
         fleet=fleet,
+        limits=limits,
         waiters=Waiters(ground),
         streams=Streams(ground),
         submitter=Submitter(ground, fleet),
@@ -149,7 +153,7 @@ def build_parts(ground: Ground) -> Parts:
         dresser=dresser,
         lock=lock,
         sender=sender,
-        loop=DispatchLoop(ground, lock, roster, queues, prober, sender),
+        loop=DispatchLoop(ground, lock, roster, queues, prober, sender, limits),
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
@@ -206,6 +210,7 @@ async def start_parts(parts: Parts) -> None:
     parts.standing.start()
     parts.streams.start()
     parts.gate.start()
+    parts.limits.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
@@ -262,6 +267,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.standing.stop()
     await parts.streams.stop()
     await parts.gate.stop()
+    await parts.limits.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.pulse.stop()

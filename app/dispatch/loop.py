@@ -6,18 +6,20 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import structlog
 import uuid_utils
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.access.limits import LimitBook
 from app.dispatch.lock import DispatchLock
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
+from app.dispatch.quotas import Quotas
 from app.dispatch.send import Sender
-from app.dispatch.turns import Line, Turns
+from app.dispatch.shares import Quota, Shares, shared_line
 from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
@@ -56,6 +58,7 @@ class DispatchLoop:
         queues: QueueBook,
         prober: Prober,
         sender: Sender,
+        limits: LimitBook,
     ) -> None:
         self._database = ground.database
         self._clock = ground.clock
@@ -73,7 +76,9 @@ class DispatchLoop:
         self._rescan_at = float("-inf")
         self._started_term: int | None = None
         self._turn = 0
-        self._turns = Turns()
+        self._shares = Shares()
+        self._limits = limits
+        self._quotas = Quotas(ground.database, queues, limits)
         self._ageing_ms = ground.settings.priority_ageing_seconds * 1000
         self._loop = Loop("dispatch", self._step, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(WAKE, self._on_wake)
@@ -113,6 +118,7 @@ class DispatchLoop:
     async def _begin(self, term: int) -> None:
         """Start a term from the rows: what runs where, and which sends were never answered."""
         self._sender.reset()
+        self._quotas.forget()
         await self._refresh()
         self._queues.forget_positions()
         running = await self._database.read(
@@ -149,7 +155,8 @@ class DispatchLoop:
         known = _take_soon(states, self._clock.now_ms())
         # A moment before its time a task is claimed and sent: its worker begins it in time.
         ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
-        assignments = self._deal([*candidates, *known, *ahead], now)
+        waiting = [*candidates, *known, *ahead]
+        assignments = self._deal(waiting, now, await self._quotas.of(waiting) if waiting else {})
         if not assignments:
             return
         claimed = await self._claim(assignments, term, ahead_ms=AHEAD_MS if ahead else 0)
@@ -190,19 +197,42 @@ class DispatchLoop:
             lambda connection: find_due(connection, self._database, probes)
         )
 
-    def _deal(self, candidates: Sequence[Candidate], now_ms: float) -> list[Assignment]:
+    def _deal(
+        self, candidates: Sequence[Candidate], now_ms: float, quotas: Mapping[int, Quota]
+    ) -> list[Assignment]:
         """Deal tasks to workers in their turns until the slots or the batch run out."""
         slots: dict[str, Slots] = {}
         offers: dict[int, list[Slots]] = {}
+        pools: dict[tuple[str, str], Hashable] = {}
+
+        def offered(queue_id: int) -> list[Slots]:
+            if queue_id not in offers:
+                offers[queue_id] = self._offer(queue_id, slots)
+            return offers[queue_id]
+
+        def pool_of(queue_id: int) -> Hashable:
+            row = self._queues.get(queue_id).row
+            key = (row.job_handler, row.requirement)
+            if key not in pools:
+                pools[key] = frozenset(one.worker_id for one in offered(queue_id))
+            return pools[key]
+
+        line = shared_line(
+            candidates,
+            self._shares,
+            tenant_of=self._queues.tenant_of,
+            weight_of=self._limits.weight_of,
+            pool_of=pool_of,
+            now_ms=now_ms,
+            ageing_ms=self._ageing_ms,
+            quotas=quotas,
+        )
         assignments: list[Assignment] = []
         dealt: dict[int, list[Candidate]] = defaultdict(list)
-        line = Line(candidates, self._turns, now_ms=now_ms, ageing_ms=self._ageing_ms)
         while len(assignments) < self._claim_batch and (task := line.first()) is not None:
-            if task.queue_id not in offers:
-                offers[task.queue_id] = self._offer(task.queue_id, slots)
             self._turn += 1
             worker = choose(
-                offers[task.queue_id],
+                offered(task.queue_id),
                 self._policy,
                 draw=random.random(),
                 turn=self._turn,
@@ -217,10 +247,10 @@ class DispatchLoop:
             assignments.append(
                 Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
             )
-        for queue_id in line.queues():
-            self._queues.get(queue_id).has_backlog = True
+        self._queues.left_over(line.queues(), line.held_queues())
         for queue_id, tasks in dealt.items():
             self._queues.get(queue_id).dealt(tasks)
+            self._quotas.note([queue_id] * len(tasks))
         return assignments
 
     def _offer(self, queue_id: int, slots: dict[str, Slots]) -> list[Slots]:
@@ -290,6 +320,7 @@ class DispatchLoop:
     def _on_load(self, signal: Signal) -> None:
         worker_id, seq, active = signal
         self._roster.observe(worker_id, Load(seq=seq, active=active))
+        self._queues.look_at_held()
         self._look.set()
 
     def _on_beat(self, _signal: Signal) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 8
+SCHEMA_REVISION: Final = 9
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -124,6 +124,10 @@ job_info = Table(
     Column("skip_reason", String(32)),
     Column("callback_events", String(64), comment="a comma list; NULL: how it ends"),
     Column("callback_headers", Text, comment="JSON; secret values are sealed"),
+    Column("concurrency_key", String(128)),
+    Column("concurrency_limit", Integer),
+    Column("rate_key", String(128)),
+    Column("rate_per_second", Double),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
@@ -149,6 +153,7 @@ queue = Table(
     Column("requirement", String(255), nullable=False, server_default=""),
     Column("partition_no", SmallInteger, nullable=False, server_default="0"),
     UniqueConstraint("job_handler", "requirement", "tenant_id", "partition_no"),
+    Index("ix_queue_tenant_id", "tenant_id"),
     _at_most("job_handler", 128),
     **_OPTIONS,
 )
@@ -455,6 +460,49 @@ tenant = Table(
     UniqueConstraint("name"),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
+
+tenant_limits = Table(
+    "tenant_limits",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("weight", Double, nullable=False, server_default="1"),
+    Column("submissions_per_second", Double),
+    Column("waiting_jobs", Integer),
+    Column("running_jobs", Integer),
+    Column(
+        "may_borrow",
+        Boolean,
+        nullable=False,
+        server_default="1",
+        comment="more runs than running_jobs, while nobody else wants the slots",
+    ),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""Only tenants with limits have a row, so that reading all limits is reading just those."""
+
+limit_key = Table(
+    "limit_key",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("kind", SmallInteger, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("next_at", BigInteger, nullable=False, comment="microseconds, of a rate"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""A key of a tenant, locked by whoever counts or changes what it limits."""
+
+concurrency_slot = Table(
+    "concurrency_slot",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("waits", SmallInteger, primary_key=True, comment="1 while BLOCKED"),
+    Column("turn", SmallInteger, primary_key=True, comment="9 less the priority"),
+    Column("due", BigInteger, primary_key=True),
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""The jobs that hold a concurrency key, and those that wait for it in the order of their turns."""
 
 api_key = Table(
     "api_key",
