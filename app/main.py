@@ -148,7 +148,7 @@ def build_parts(ground: Ground) -> Parts:
         limits=limits,
         waiters=Waiters(ground),
         streams=Streams(ground),
-        submitter=Submitter(ground, fleet),
+        submitter=Submitter(ground, fleet, limits),
         settler=settler,
         dresser=dresser,
         lock=lock,

@@ -457,6 +457,16 @@ class NewApiKey(ApiKey):
     key: str = Field(repr=False)
 
 
+class TenantLimits(Result):
+    """What a tenant may use; None is no limit. `weight` is its share beside others' weights."""
+
+    weight: float = 1.0
+    submissions_per_second: float | None = None
+    waiting_jobs: int | None = None
+    running_jobs: int | None = None
+    may_borrow: bool = True
+
+
 class Tenant(Result):
     """Who has jobs of its own. While `disabled`, its callers are refused."""
 
@@ -465,6 +475,7 @@ class Tenant(Result):
     disabled: bool = False
     created_at: Moment | None = None
     disabled_at: Moment | None = None
+    limits: TenantLimits = TenantLimits()
 
 
 class Draining(Result):

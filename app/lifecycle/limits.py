@@ -1,4 +1,4 @@
-"""The limits of tenants as rows, and what is counted of their jobs, by ranges of the claim index."""
+"""The limits of tenants as rows, and counts of their jobs by ranges of the claim index."""
 
 from __future__ import annotations
 
