@@ -34,6 +34,7 @@ from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
 from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
+from app.dispatch.unblock import Unblocker
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.problems import install_problems
 from app.edge.requests import CompressDocuments, RequestEdge
@@ -107,6 +108,7 @@ class Parts:
     recovery: Recovery
     stopper: Stopper
     expiry: Expiry
+    unblocker: Unblocker
     spawner: Spawner
     handover: Handover
     retention: Retention
@@ -157,6 +159,7 @@ def build_parts(ground: Ground) -> Parts:
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
+        unblocker=Unblocker(ground, lock),
         spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock),
@@ -216,6 +219,7 @@ async def start_parts(parts: Parts) -> None:
         parts.loop.start()
         parts.recovery.start()
         parts.expiry.start()
+        parts.unblocker.start()
         parts.spawner.start()
         parts.stopper.start()
         parts.handover.start()
@@ -252,6 +256,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.recovery.stop()
         await parts.stopper.stop()
         await parts.expiry.stop()
+        await parts.unblocker.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sweeper.stop()

@@ -164,6 +164,10 @@ class Job(Result):
     priority: int = 5
     next_trigger_time: Moment | None = None
     expires_at: Moment | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_key: str | None = None
+    rate_per_second: float | None = None
     parent_id: int | None = None
     nominal_time: Moment | None = None
     schedule: Schedule | None = None

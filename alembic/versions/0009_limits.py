@@ -17,6 +17,9 @@ def upgrade() -> None:
         sa.Column("concurrency_limit", sa.Integer(), nullable=True),
         sa.Column("rate_key", sa.String(length=128), nullable=True),
         sa.Column("rate_per_second", sa.Double(), nullable=True),
+        sa.Column(
+            "rate_due", sa.BigInteger(), nullable=True, comment="the time that its rate key gave it"
+        ),
     ):
         op.add_column("job_info", column)
     op.create_index("ix_queue_tenant_id", "queue", ["tenant_id"])

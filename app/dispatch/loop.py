@@ -24,6 +24,7 @@ from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
+from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
 from app.lifecycle.running import read_for_sending, read_running
@@ -277,8 +278,10 @@ class DispatchLoop:
         self, assignments: Sequence[Assignment], term: int, *, ahead_ms: int
     ) -> list[Claimed]:
         token = new_token()
+        later: list[Claimable] = []
 
         async def write(connection: AsyncConnection) -> list[Claimed]:
+            later.clear()
             return await claim(
                 connection,
                 self._database,
@@ -286,9 +289,12 @@ class DispatchLoop:
                 token=token,
                 term=term,
                 ahead_ms=ahead_ms,
+                later=later,
             )
 
         claimed = await self._database.write(write)
+        for task in later:
+            self._queues.announce(*task)
         if len(claimed) < len(assignments):
             log.info("claims_lost", wanted=len(assignments), won=len(claimed), term=term)
         return claimed

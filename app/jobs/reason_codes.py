@@ -16,6 +16,8 @@ class ReasonCode(StrEnum):
     EXPIRES = "expires"
     PAUSED = "paused"
     BLOCKED = "blocked"
+    CONCURRENCY_LIMIT = "concurrency_limit"
+    RATE_LIMIT = "rate_limit"
     FIRES_LATER = "fires_later"
     FIRES_AFTER_RUN = "fires_after_run"
     CANNOT_BE_PLANNED = "cannot_be_planned"
@@ -69,6 +71,14 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
     ),
     _C.PAUSED: ("a caller has paused it", "`resume`"),
     _C.BLOCKED: ("it waits for other jobs to end", "explain those, or `cancel`"),
+    _C.CONCURRENCY_LIMIT: (
+        "as many jobs with its `concurrencyKey` run as may; the end of one lets the next begin",
+        "explain those that hold the key (`details.holders`), or `cancel`",
+    ),
+    _C.RATE_LIMIT: (
+        "runs with its `rateKey` begin `ratePerSecond` apart, and this is its time",
+        "wait; `trigger` asks for the next free time anew",
+    ),
     _C.FIRES_LATER: ("it is a schedule, which makes jobs and runs none", "look at its children"),
     _C.FIRES_AFTER_RUN: (
         "it is a schedule with a fixed delay, whose next time is set when its run ends",

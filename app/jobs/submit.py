@@ -243,6 +243,10 @@ class Submitter:
             callback_headers=headers,
             expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
             params=params,
+            concurrency_key=request.concurrency_key,
+            concurrency_limit=request.concurrency_limit,
+            rate_key=request.rate_key,
+            rate_per_second=request.rate_per_second,
             labels=request.labels,
             schedule=schedule,
         )

@@ -34,7 +34,8 @@ _JOB: Final = {
         "j.next_trigger_time, j.trigger_ts, j.owner_worker_id, j.execution_id, "
         "j.stopping_execution_id, j.expires_at, j.attempt, j.returned, j.max_retry, j.timeout_ms, "
         "j.callback_url, j.error_code, j.error_message, j.version, j.updated_at, j.finished_at, "
-        "j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
+        "j.tenant_id, j.concurrency_key, j.concurrency_limit, j.rate_key, j.rate_per_second, "
+        "j.rate_due, j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
         "q.requirement, t.term, t.since AS term_since, s.worker_id AS stopping_worker_id "
         "FROM job_info AS j "
         "LEFT JOIN job_info AS p ON p.id = j.parent_id "
@@ -58,6 +59,12 @@ _GOING: Final = text(
     "SELECT c.id FROM schedule_live AS l JOIN job_info AS c ON c.id = l.child_id "
     f"WHERE l.schedule_id = :id AND c.status NOT IN ({in_list(TERMINAL_JOBS)}) "
     f"ORDER BY l.child_id LIMIT {CHILDREN_TOLD + 1}"
+)
+_HOLDERS: Final = text(
+    "SELECT s.job_id FROM concurrency_slot AS s JOIN job_info AS j ON j.id = s.job_id "
+    "WHERE s.tenant_id = :tenant AND s.name = :name AND s.waits = 0 "
+    f"AND (j.status = {int(JobStatus.RUNNING)} OR j.stopping_execution_id IS NOT NULL) "
+    f"ORDER BY s.job_id LIMIT {CHILDREN_TOLD + 1}"
 )
 _VERSION: Final = text("SELECT version FROM job_info WHERE id = :id")
 
@@ -86,6 +93,8 @@ class Evidence:
     """What makes it a schedule, with the ledger row of its last time if that did not run."""
     going: Sequence[int] = ()
     """The first children of a schedule that have not ended."""
+    holders: Sequence[int] = ()
+    """The first jobs that hold the concurrency key that this one waits for."""
 
     @property
     def is_due(self) -> bool:
@@ -134,7 +143,12 @@ async def _read(
     if job["kind"] == JobKind.SCHEDULE:
         schedule = (await connection.execute(_SCHEDULE, {"id": job_id})).mappings().one()
         going = tuple((await connection.execute(_GOING, {"id": job_id})).scalars())
+    holders: Sequence[int] = ()
+    if job["status"] == JobStatus.BLOCKED and job["concurrency_key"] is not None:
+        named = {"tenant": job["tenant_id"], "name": job["concurrency_key"]}
+        holders = tuple((await connection.execute(_HOLDERS, named)).scalars())
     evidence = Evidence(
+        holders=holders,
         schedule=schedule,
         going=going,
         job=job,

@@ -128,6 +128,7 @@ job_info = Table(
     Column("concurrency_limit", Integer),
     Column("rate_key", String(128)),
     Column("rate_per_second", Double),
+    Column("rate_due", BigInteger, comment="the time that its rate key gave it"),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
