@@ -36,6 +36,7 @@ class ReasonCode(StrEnum):
     WORKERS_DRAINING = "workers_draining"
     WORKER_UNREACHABLE = "worker_unreachable"
     ALL_FULL = "all_full"
+    TENANT_AT_LIMIT = "tenant_at_limit"
     HIGHER_PRIORITY_FIRST = "higher_priority_first"
     ABOUT_TO_START = "about_to_start"
     CLAIMED_NOT_SENT = "claimed_not_sent"
@@ -140,6 +141,11 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
     _C.ALL_FULL: (
         "each worker that could run it has as many runs as it may",
         "wait, start more workers, or raise `ONCUE_WORKER_CAPACITY`",
+    ),
+    _C.TENANT_AT_LIMIT: (
+        "as many jobs of the tenant run as its `runningJobs`; it may have no more, or only what no "
+        "other tenant wants (`mayBorrow`)",
+        "wait, or have the limit raised",
     ),
     _C.HIGHER_PRIORITY_FIRST: (
         "due jobs of the same queue (handler and labels asked for) have a higher priority; once it "

@@ -52,6 +52,9 @@ def _waiting(found: Evidence, told: Standings, own: DispatcherNote) -> list[Reas
     if found.job["stopping_execution_id"] is not None:
         return []
     reasons = [*why_not_dispatched(told, own), *why_not_taken(found, told)]
+    running, most = found.running_of_tenant, found.job["running_jobs"]
+    if running is not None and running >= most:
+        reasons.append(_tenant_at_limit(running, most, may_borrow=bool(found.job["may_borrow"])))
     if found.ahead.higher:
         reasons.append(_higher_first(found))
     return reasons or [_about_to_start(found)]
@@ -135,6 +138,15 @@ def _key_is_taken(found: Evidence) -> Reason:
 
 def _group() -> Reason:
     return Reason(ReasonCode.WAITS_FOR_CHILDREN, "It ends when its children have ended.")
+
+
+def _tenant_at_limit(running: int, most: int, *, may_borrow: bool) -> Reason:
+    more = "more only what no other tenant wants" if may_borrow else "no more"
+    return Reason(
+        ReasonCode.TENANT_AT_LIMIT,
+        f"{running} jobs of its tenant run; its runningJobs are {most}, and it may have {more}.",
+        {"running": running, "runningJobs": most, "mayBorrow": may_borrow},
+    )
 
 
 def _higher_first(found: Evidence) -> Reason:

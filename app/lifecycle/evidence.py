@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.callback_body import END_TYPES
 from app.lifecycle.callbacks import read_callbacks
+from app.lifecycle.limits import count_running_of
 from app.lifecycle.nodes import Node, read_node, read_nodes
 from app.lifecycle.reads import read_executions
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
@@ -35,11 +36,13 @@ _JOB: Final = {
         "j.stopping_execution_id, j.expires_at, j.attempt, j.returned, j.max_retry, j.timeout_ms, "
         "j.callback_url, j.error_code, j.error_message, j.version, j.updated_at, j.finished_at, "
         "j.tenant_id, j.concurrency_key, j.concurrency_limit, j.rate_key, j.rate_per_second, "
-        "j.rate_due, j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
+        "j.rate_due, l.running_jobs, l.may_borrow, "
+        "j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
         "q.requirement, t.term, t.since AS term_since, s.worker_id AS stopping_worker_id "
         "FROM job_info AS j "
         "LEFT JOIN job_info AS p ON p.id = j.parent_id "
         "LEFT JOIN queue AS q ON q.id = j.queue_id "
+        "LEFT JOIN tenant_limits AS l ON l.tenant_id = j.tenant_id "
         "LEFT JOIN dispatch_term AS t ON t.partition_no = 0 "
         "LEFT JOIN stopping_execution AS s ON s.execution_id = j.stopping_execution_id "
         "WHERE j.id = :id AND j.tenant_id = :tenant"
@@ -95,6 +98,8 @@ class Evidence:
     """The first children of a schedule that have not ended."""
     holders: Sequence[int] = ()
     """The first jobs that hold the concurrency key that this one waits for."""
+    running_of_tenant: int | None = None
+    """How many tasks of its tenant run, where that is limited."""
 
     @property
     def is_due(self) -> bool:
@@ -111,7 +116,7 @@ class Evidence:
 async def read_evidence(
     connection: AsyncConnection, database: Database, job_id: int, *, tenant_id: int
 ) -> Evidence | None:
-    """Read all that explains one job of the tenant: at most six statements.
+    """Read all that explains one job of the tenant: at most six statements, eight with a quota.
 
     When the job moves on meanwhile, they are read again, so that they tell one story.
     """
@@ -167,6 +172,9 @@ async def _with_fleet(
     if evidence.is_due and job["stopping_execution_id"] is None:
         nodes = await read_nodes(connection, include_down=True, limit=WORKERS_READ)
         ahead = await _count_ahead(connection, database, job)
+        if job["running_jobs"] is not None:
+            running = await count_running_of(connection, job["tenant_id"])
+            evidence = replace(evidence, running_of_tenant=running)
     elif (worker_id := job["owner_worker_id"] or job["stopping_worker_id"]) is not None:
         node = await read_node(connection, worker_id)
         nodes = [] if node is None else [node]

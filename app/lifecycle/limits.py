@@ -73,7 +73,7 @@ _QUEUES: Final = text("SELECT id FROM queue WHERE tenant_id = :tenant AND partit
 
 async def count_waiting(connection: AsyncConnection, tenant_id: int, *, most: int) -> int:
     """Count the tasks of a tenant that wait, looking at no more than `most` of them."""
-    queues = [row[0] for row in await connection.execute(_QUEUES, {"tenant": tenant_id})]
+    queues = await _queues_of(connection, tenant_id)
     if not queues:
         return 0
     counted = await connection.execute(_WAITING, {"queues": queues, "most": most})
@@ -92,6 +92,16 @@ async def count_running(connection: AsyncConnection, queue_ids: Sequence[int]) -
         return {}
     rows = await connection.execute(_RUNNING, {"queues": sorted(queue_ids)})
     return {row[0]: row[1] for row in rows}
+
+
+async def count_running_of(connection: AsyncConnection, tenant_id: int) -> int:
+    """Count the RUNNING tasks of a tenant."""
+    queues = await _queues_of(connection, tenant_id)
+    return sum((await count_running(connection, queues)).values())
+
+
+async def _queues_of(connection: AsyncConnection, tenant_id: int) -> list[int]:
+    return [row[0] for row in await connection.execute(_QUEUES, {"tenant": tenant_id})]
 
 
 def _limits(row: Any) -> TenantLimits:

@@ -16,12 +16,14 @@ FLOOD = 600
 ROOT_KEY = "rootkey-of-the-platform"
 
 
-def platform_with_keys(engine: Engine, new_platform: NewPlatform) -> Platform:
+def platform_with_keys(
+    engine: Engine, new_platform: NewPlatform, *, capacity: int = SLOTS
+) -> Platform:
     """Start a platform whose callers have keys."""
     platform = new_platform(engine, environment={"ONCUE_API_KEYS": f"root:{ROOT_KEY}"})
     platform.http.headers["Authorization"] = f"Bearer {ROOT_KEY}"
     platform.dispatcher()
-    platform.worker(capacity=SLOTS)
+    platform.worker(capacity=capacity)
     platform.wait_for_workers(1)
     return platform
 
@@ -108,3 +110,50 @@ def test_with_a_weight_of_three_a_tenant_gets_three_slots_of_four(
         both = begun(platform)[first : first + 120]
         share = sum(one in heavies for one in both) / len(both)
         assert 0.68 <= share <= 0.82, share
+
+
+def most_at_once(platform: Platform, job_ids: set[int]) -> int:
+    """Return how many handlers of these jobs ran at once, at most."""
+    lines = [one for one in platform.record() if one.job_id in job_ids]
+    edges = sorted(
+        # What ends and what starts at one moment did not run at once.
+        (one.monotonic, 1 if one.event == "start" else -1)
+        for one in lines
+        if one.event in ("start", "end")
+    )
+    now = most = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def test_a_quota_that_may_not_borrow_is_never_exceeded_and_wastes_no_time(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = platform_with_keys(engine, new_platform, capacity=8)
+    limits = {"runningJobs": 2, "mayBorrow": False}
+    with tenant(platform, "capped", **limits) as capped, tenant(platform, "free") as other:
+        jobs = set(submit_many(capped, 100, name="capped"))
+        others = set(submit_many(other, 100, name="free"))
+        until(lambda: set(begun(platform)) >= jobs | others, 60, what="all to have begun")
+        for job_id in jobs:
+            until(lambda one=job_id: ended_of(platform, one), 30, what="all to end")  # type: ignore[misc]
+    lines = [one for one in platform.record() if one.job_id in jobs and one.event == "start"]
+    took = max(one.monotonic for one in lines) - min(one.monotonic for one in lines)
+    assert most_at_once(platform, jobs) == 2
+    # Two at once of 20 ms each: a second, if a freed slot is used at once.
+    assert took <= 8, f"{took:.1f} s for 100 jobs"
+
+
+def ended_of(platform: Platform, job_id: int) -> bool:
+    """Whether the job's handler has ended."""
+    return any(one.event == "end" for one in platform.record(job_id))
+
+
+def test_a_quota_borrows_what_others_leave(engine: Engine, new_platform: NewPlatform) -> None:
+    platform = platform_with_keys(engine, new_platform, capacity=4)
+    with tenant(platform, "borrower", runningJobs=1) as borrower:
+        jobs = set(submit_many(borrower, 60, name="alone"))
+        until(lambda: set(begun(platform)) >= jobs, 60, what="all to have begun")
+        assert most_at_once(platform, jobs) > 2
