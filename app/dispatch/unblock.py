@@ -13,7 +13,7 @@ import structlog
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
-from app.lifecycle.moves.within_keys import Key, find_waiting_keys, forget_rates, free_keys
+from app.lifecycle.moves.within_keys import forget_rates, free_keys, look_through_keys
 from app.plumbing.bus import WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS: Final = 2.0
 KEYS_A_LOOK: Final = 500
 RATES_KEPT_SECONDS: Final = 60.0
-FIRST: Final = Key(-1, "")
+FIRST: Final = (-1, 0, "")
 
 
 class Unblocker:
@@ -47,12 +47,15 @@ class Unblocker:
 
     async def look(self) -> int:
         """Let go what some keys have room for, and return how many tasks that were."""
-        waited_for, last = await self._database.read(
-            lambda connection: find_waiting_keys(connection, self._after, limit=KEYS_A_LOOK)
+        idle_before = self._clock.now_ms() - RATES_KEPT_SECONDS * 1000
+        found = await self._database.read(
+            lambda connection: look_through_keys(
+                connection, self._after, idle_before_ms=idle_before, limit=KEYS_A_LOOK
+            )
         )
-        self._after = last or FIRST
+        self._after = found.last or FIRST
         freed = 0
-        for key in waited_for:
+        for key in found.waited_for:
             tasks = await self._database.write(
                 lambda connection, key=key: free_keys(connection, [key])  # type: ignore[misc]
             )
@@ -61,10 +64,11 @@ class Unblocker:
                 freed += len(tasks)
         if freed:
             log.info("keys_had_room", freed=freed)
-        if last is None:
-            before_us = round((self._clock.now_ms() - RATES_KEPT_SECONDS * 1000) * 1000)
+        if found.idle_rates:
             await self._database.write(
-                lambda connection: forget_rates(connection, before_us=before_us, limit=KEYS_A_LOOK)
+                lambda connection: forget_rates(
+                    connection, found.idle_rates, idle_before_ms=idle_before
+                )
             )
         return freed
 

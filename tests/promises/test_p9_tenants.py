@@ -119,7 +119,6 @@ def most_at_once(platform: Platform, job_ids: set[int]) -> int:
         # What ends and what starts at one moment did not run at once.
         (one.monotonic, 1 if one.event == "start" else -1)
         for one in lines
-        if one.event in ("start", "end")
     )
     now = most = 0
     for _, step in edges:
@@ -148,7 +147,7 @@ def test_a_quota_that_may_not_borrow_is_never_exceeded_and_wastes_no_time(
 
 def ended_of(platform: Platform, job_id: int) -> bool:
     """Whether the job's handler has ended."""
-    return any(one.event == "end" for one in platform.record(job_id))
+    return any(one.event == "returned" for one in platform.record(job_id))
 
 
 def test_a_quota_borrows_what_others_leave(engine: Engine, new_platform: NewPlatform) -> None:

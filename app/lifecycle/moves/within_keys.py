@@ -179,50 +179,63 @@ async def free_keys(connection: AsyncConnection, keys: Iterable[Key]) -> list[Cl
     return freed
 
 
-async def find_waiting_keys(
-    connection: AsyncConnection, after: Key, *, limit: int
-) -> tuple[list[Key], Key | None]:
-    """Return concurrency keys that tasks wait for, of the `limit` keys behind one.
+class KeysInUse(NamedTuple):
+    """A page of keys: concurrency keys that are waited for, rate keys of no more use.
 
-    The second is where to go on, None at the end.
+    `last` is (tenant, kind, name) to go on behind, None at the end.
     """
-    rows = await connection.execute(
-        text(
-            "SELECT k.tenant_id, k.name, EXISTS (SELECT 1 FROM concurrency_slot AS s "
-            "WHERE s.tenant_id = k.tenant_id AND s.name = k.name AND s.waits = 1) AS waited_for "
-            "FROM limit_key AS k WHERE (k.tenant_id > :tenant OR (k.tenant_id = :tenant "
-            "AND k.name > :name)) AND k.kind = 0 ORDER BY k.tenant_id, k.kind, k.name LIMIT :limit"
-        ),
-        {"tenant": after.tenant_id, "name": after.name, "limit": limit},
-    )
-    found = rows.all()
-    last = found[-1] if len(found) == limit else None
-    return (
-        [Key(row.tenant_id, row.name) for row in found if row.waited_for],
-        None if last is None else Key(last.tenant_id, last.name),
-    )
+
+    waited_for: list[Key]
+    idle_rates: list[Key]
+    last: tuple[int, int, str] | None
 
 
-async def forget_rates(connection: AsyncConnection, *, before_us: int, limit: int) -> int:
-    """Forget up to `limit` rate keys whose next time is long past; return how many there were."""
+_PAGE: Final = text(
+    "SELECT k.tenant_id, k.kind, k.name, k.next_at, EXISTS (SELECT 1 FROM concurrency_slot AS s "
+    "WHERE s.tenant_id = k.tenant_id AND s.name = k.name AND s.waits = 1) AS waited_for "
+    "FROM limit_key AS k WHERE k.tenant_id > :tenant OR (k.tenant_id = :tenant AND "
+    "(k.kind > :kind OR (k.kind = :kind AND k.name > :name))) "
+    "ORDER BY k.tenant_id, k.kind, k.name LIMIT :limit"
+)
+
+
+async def look_through_keys(
+    connection: AsyncConnection, after: tuple[int, int, str], *, idle_before_ms: float, limit: int
+) -> KeysInUse:
+    """Look at `limit` keys behind one; a rate is idle if its next time is long past."""
+    tenant, kind, name = after
     rows = (
         await connection.execute(
-            text(
-                "SELECT tenant_id, name FROM limit_key WHERE kind = 1 AND next_at < :before "
-                "LIMIT :limit"
-            ),
-            {"before": before_us, "limit": limit},
+            _PAGE, {"tenant": tenant, "kind": kind, "name": name, "limit": limit}
         )
     ).all()
-    for row in sorted(rows):
-        await connection.execute(
-            text(
-                "DELETE FROM limit_key WHERE tenant_id = :tenant AND kind = 1 AND name = :name "
-                "AND next_at < :before"
-            ),
-            {"tenant": row.tenant_id, "name": row.name, "before": before_us},
-        )
-    return len(rows)
+    last = rows[-1] if len(rows) == limit else None
+    return KeysInUse(
+        [
+            Key(one.tenant_id, one.name)
+            for one in rows
+            if one.kind == CONCURRENCY and one.waited_for
+        ],
+        [
+            Key(one.tenant_id, one.name)
+            for one in rows
+            if one.kind == RATE and one.next_at < idle_before_ms * 1000
+        ],
+        None if last is None else (last.tenant_id, last.kind, last.name),
+    )
+
+
+async def forget_rates(
+    connection: AsyncConnection, keys: Sequence[Key], *, idle_before_ms: float
+) -> None:
+    """Forget rate keys, unless one was used meanwhile: a new one has no next time either."""
+    await connection.execute(
+        text(
+            "DELETE FROM limit_key WHERE tenant_id = :tenant AND kind = 1 AND name = :name "
+            "AND next_at < :before"
+        ),
+        [_named(key) | {"before": round(idle_before_ms * 1000)} for key in sorted(keys)],
+    )
 
 
 async def _within_concurrency(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from app.dispatch.unblock import Unblocker
+from app.dispatch.unblock import FIRST, Unblocker
 from app.lifecycle.moves.claim import Claimed, claim
 from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.moves.release import release_stopped
-from app.lifecycle.moves.within_keys import Key, find_waiting_keys, free_keys
+from app.lifecycle.moves.within_keys import CONCURRENCY, Key, free_keys, look_through_keys
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
@@ -354,9 +354,10 @@ async def test_what_no_end_could_let_go_is_found(api: Door) -> None:
     limit_1 = {"concurrencyKey": "k", "concurrencyLimit": 1}
     _, second = [await api.submitted(**limit_1) for _ in range(2)]
     await claim_waiting(database, term)
-    assert await database.read(
-        lambda connection: find_waiting_keys(connection, Key(-1, ""), limit=10)
-    ) == ([Key(0, "k")], None)
+    found = await database.read(
+        lambda connection: look_through_keys(connection, FIRST, idle_before_ms=0, limit=1)
+    )
+    assert found == ([Key(0, "k")], [], (0, CONCURRENCY, "k"))
     unblocker = Unblocker(api.parts.ground, api.parts.lock)
     assert await unblocker.look() == 0
     # As if the run had ended without a word.
@@ -364,6 +365,16 @@ async def test_what_no_end_could_let_go_is_found(api: Door) -> None:
     assert await unblocker.look() == 1
     assert await in_status(database, JobStatus.WAITING) == [second]
     assert await unblocker.look() == 0
+
+
+async def test_a_rate_that_nobody_uses_is_forgotten(api: Door) -> None:
+    ids = [await api.submitted(rateKey=name, ratePerSecond=1) for name in ("old", "new")]
+    await claimed(api.database, ids, term=await new_term(api.database))
+    await change(api.database, "UPDATE limit_key SET next_at = 5 WHERE name = 'old'")
+    await Unblocker(api.parts.ground, api.parts.lock).look()
+    assert [row["name"] for row in await rows_of(api.database, "SELECT name FROM limit_key")] == [
+        "new"
+    ]
 
 
 async def test_a_blocked_one_expires_like_any_other(api: Door) -> None:
