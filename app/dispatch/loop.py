@@ -29,7 +29,7 @@ from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
 from app.lifecycle.running import read_for_sending, read_running
 from app.lifecycle.token import new_token
-from app.plumbing.bus import BEAT, LOAD, WAKE, Signal
+from app.plumbing.bus import BEAT, ENDED, LOAD, WAKE, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 from oncue.protocol import Load
@@ -85,6 +85,7 @@ class DispatchLoop:
         ground.bus.subscribe(WAKE, self._on_wake)
         ground.bus.subscribe(LOAD, self._on_load)
         ground.bus.subscribe(BEAT, self._on_beat)
+        ground.bus.subscribe(ENDED, self._on_ended)
 
     def start(self) -> None:
         """Start dispatching whenever the lock is held."""
@@ -326,8 +327,12 @@ class DispatchLoop:
     def _on_load(self, signal: Signal) -> None:
         worker_id, seq, active = signal
         self._roster.observe(worker_id, Load(seq=seq, active=active))
-        self._queues.look_at_held()
         self._look.set()
+
+    def _on_ended(self, _signal: Signal) -> None:
+        # Only now is it in the rows, from which quotas are counted.
+        if self._queues.look_at_held():
+            self._look.set()
 
     def _on_beat(self, _signal: Signal) -> None:
         self._fleet_changed = True

@@ -175,12 +175,14 @@ class QueueBook:
         """Return the queues of a tenant."""
         return self._by_tenant.get(tenant_id, [])
 
-    def look_at_held(self) -> None:
-        """Read the queues that were held once more: a run has ended."""
+    def look_at_held(self) -> bool:
+        """Read the queues that were held once more, if any were: a run has ended."""
+        any_held = bool(self._held)
         for state in self._held:
             state.held = False
             state.has_backlog = True
         self._held.clear()
+        return any_held
 
     def left_over(self, queue_ids: Iterable[int], held: Container[int]) -> None:
         """Note that tasks of these queues were due and not dealt, and which tenants may not."""
