@@ -81,6 +81,11 @@ def tell(figures: Figures, engine: EngineName, off: list[Run], on: list[Run]) ->
             cpu_us=run.cpu_us,
         )
     figures.tell(*("limits", "on over off", medians[1] / medians[0], ""), engine=engine)
+    # What a busy machine does to the rate it does less to this.
+    cpu_us = [middle(runs, lambda run: run.cpu_us["total"]).cpu_us["total"] for runs in (off, on)]
+    figures.tell(
+        *("limits", "processor a job, on over off", cpu_us[1] / cpu_us[0], ""), engine=engine
+    )
     return not any(run.missing or run.load.refused for run in (*off, *on))
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 from redis.asyncio import Redis
@@ -22,6 +23,7 @@ from app.access.limits import LimitBook
 from app.edge.problems import Problem
 from app.lifecycle.limits import count_waiting
 from app.plumbing.database import Database
+from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.redis import REDIS_ERRORS
 
 log = structlog.get_logger(__name__)
@@ -34,6 +36,7 @@ COUNTING_SHARE: Final = 0.05
 """Of the time no more is spent on counting what one tenant has waiting."""
 WAIT_SECONDS: Final = 1
 MOST_KNOWN: Final = 10_000
+MOST_TOGETHER: Final = 500
 
 Value = TypeVar("Value")
 
@@ -51,6 +54,14 @@ if taken > 0 then
 end
 return {taken, math.max(0, room - taken), string.format('%.0f', full - now)}
 """
+
+
+class Asked(NamedTuple):
+    """So many new jobs of a tenant with this rate."""
+
+    tenant_id: int
+    rate: float
+    wanted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +122,16 @@ class Admission:
         self._buckets: dict[int, LocalBucket] = {}
         self._counted: dict[int, _Counted] = {}
         self._counting: dict[int, asyncio.Task[None]] = {}
+        # Those who ask while Redis is being asked share the next round trip.
+        self._takes: GroupCommit[Asked, Taken] = GroupCommit(
+            self._take_together, batch_limit=MOST_TOGETHER, backlog_limit=MOST_KNOWN
+        )
 
     async def admit(self, tenant_id: int, wanted: int) -> Admitted | None:
         """Let in up to `wanted` new jobs; None is what has no limit.
 
         Raises:
+            Problem: `overloaded`.
             DatabaseUnavailable: what waits cannot be counted.
         """
         limits = self._limits.of(tenant_id)
@@ -128,7 +144,10 @@ class Admission:
             if count < wanted:
                 refusal = _too_many_waiting(most)
         if rate is not None:
-            taken = await self._take(tenant_id, rate, count)
+            try:
+                taken = await self._takes.add(Asked(tenant_id, rate, count))
+            except Overloaded:
+                raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
             if taken.taken < count:
                 count, refusal = taken.taken, _too_fast(rate, taken)
             headers = _headers(rate, taken)
@@ -137,6 +156,24 @@ class Admission:
         if (counted := self._counted.get(tenant_id)) is not None:
             counted.since += count
         return Admitted(count, refusal, headers)
+
+    async def _take_together(self, asked: Sequence[Asked]) -> list[Taken]:
+        """Take for each tenant what all ask for, and deal it out in the order of asking."""
+        rates = {one.tenant_id: one.rate for one in asked}
+        wanted: Counter[int] = Counter()
+        for one in asked:
+            wanted[one.tenant_id] += one.wanted
+        found = {
+            tenant_id: await self._take(tenant_id, rate, wanted[tenant_id])
+            for tenant_id, rate in rates.items()
+        }
+        left = {tenant_id: taken.taken for tenant_id, taken in found.items()}
+        dealt = []
+        for one in asked:
+            own = min(one.wanted, left[one.tenant_id])
+            left[one.tenant_id] -= own
+            dealt.append(replace(found[one.tenant_id], taken=own))
+        return dealt
 
     async def _take(self, tenant_id: int, rate: float, wanted: int) -> Taken:
         each, burst = 1_000_000 / rate, burst_of(rate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -126,6 +128,16 @@ async def test_of_a_batch_as_many_as_there_is_room_for_are_taken_in_order(api: D
     assert statuses[1 : taken + 1] == [202] * taken
     assert statuses[9] == (202 if taken >= 9 else 200)
     assert answer.json()["items"][9]["jobId"] == known
+
+
+async def test_those_who_come_at_once_share_what_there_is(api: Door) -> None:
+    await limit(api, submissionsPerSecond=20.0)
+    answers = await asyncio.gather(*(api.submit() for _ in range(60)))
+    codes = Counter(answer.status_code for answer in answers)
+    assert set(codes) == {202, 429}
+    # The burst, and what comes while they are being answered.
+    assert 20 <= codes[202] <= 50
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == codes[202]
 
 
 async def test_one_rate_holds_over_all_dispatchers(migrated_engine: Engine) -> None:
