@@ -35,6 +35,10 @@ class JobOptions(TypedDict, total=False):
     callback_events: Sequence[CallbackEvent] | None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None
     expires_at: datetime | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    rate_key: str | None
+    rate_per_second: float | None
     labels: Mapping[str, str] | None
     cron: str | None
     cron_dialect: Literal["unix", "quartz"] | None
