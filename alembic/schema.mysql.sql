@@ -486,7 +486,51 @@ UPDATE schema_revision SET revision = 8 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0008' WHERE alembic_version.version_num = '0007';
 
--- Running upgrade 0008 -> 0010
+-- Running upgrade 0008 -> 0009
+
+ALTER TABLE job_info ADD COLUMN concurrency_key VARCHAR(128);
+
+ALTER TABLE job_info ADD COLUMN concurrency_limit INTEGER;
+
+ALTER TABLE job_info ADD COLUMN rate_key VARCHAR(128);
+
+ALTER TABLE job_info ADD COLUMN rate_per_second DOUBLE;
+
+ALTER TABLE job_info ADD COLUMN rate_due BIGINT COMMENT 'the time that its rate key gave it';
+
+CREATE TABLE tenant_limits (
+    tenant_id INTEGER NOT NULL, 
+    weight DOUBLE NOT NULL DEFAULT '1', 
+    submissions_per_second DOUBLE, 
+    waiting_jobs INTEGER, 
+    running_jobs INTEGER, 
+    may_borrow BOOL NOT NULL COMMENT 'more runs than running_jobs, while nobody else wants the slots' DEFAULT '1', 
+    CONSTRAINT pk_tenant_limits PRIMARY KEY (tenant_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE limit_key (
+    tenant_id INTEGER NOT NULL, 
+    kind SMALLINT NOT NULL, 
+    name VARCHAR(128) NOT NULL, 
+    next_at BIGINT NOT NULL COMMENT 'microseconds, of a rate', 
+    CONSTRAINT pk_limit_key PRIMARY KEY (tenant_id, kind, name)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+CREATE TABLE concurrency_slot (
+    tenant_id INTEGER NOT NULL, 
+    name VARCHAR(128) NOT NULL, 
+    waits SMALLINT NOT NULL COMMENT '1 while BLOCKED', 
+    turn SMALLINT NOT NULL COMMENT '9 less the priority', 
+    due BIGINT NOT NULL, 
+    job_id BIGINT NOT NULL, 
+    CONSTRAINT pk_concurrency_slot PRIMARY KEY (tenant_id, name, waits, turn, due, job_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 9 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0009' WHERE alembic_version.version_num = '0008';
+
+-- Running upgrade 0009 -> 0010
 
 CREATE TABLE retention_policy (
     tenant_id INTEGER NOT NULL, 
@@ -499,5 +543,5 @@ CREATE INDEX ix_queue_tenant_id_id ON queue (tenant_id, id);
 
 UPDATE schema_revision SET revision = 10 WHERE id = 1;
 
-UPDATE alembic_version SET version_num='0010' WHERE alembic_version.version_num = '0008';
+UPDATE alembic_version SET version_num='0010' WHERE alembic_version.version_num = '0009';
 

@@ -96,6 +96,15 @@ CREATE TABLE callback_try (
 	answer TEXT, 
 	CONSTRAINT pk_callback_try PRIMARY KEY (job_id, delivery_key, try_number)
 );
+CREATE TABLE concurrency_slot (
+	tenant_id INTEGER NOT NULL, 
+	name VARCHAR(128) NOT NULL, 
+	waits SMALLINT NOT NULL, 
+	turn SMALLINT NOT NULL, 
+	due BIGINT NOT NULL, 
+	job_id BIGINT NOT NULL, 
+	CONSTRAINT pk_concurrency_slot PRIMARY KEY (tenant_id, name, waits, turn, due, job_id)
+);
 CREATE TABLE dispatch_term (
 	partition_no SMALLINT NOT NULL, 
 	term BIGINT NOT NULL, 
@@ -186,7 +195,7 @@ CREATE TABLE job_info (
 	revision INTEGER DEFAULT '0' NOT NULL, 
 	created_at BIGINT NOT NULL, 
 	updated_at BIGINT NOT NULL, 
-	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), callback_events VARCHAR(64), callback_headers TEXT, 
+	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), callback_events VARCHAR(64), callback_headers TEXT, concurrency_key VARCHAR(128), concurrency_limit INTEGER, rate_key VARCHAR(128), rate_per_second DOUBLE, rate_due BIGINT, 
 	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
 	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 
@@ -227,6 +236,13 @@ CREATE TABLE job_payload (
 	slot VARCHAR(36) NOT NULL, 
 	body TEXT NOT NULL, 
 	CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
+);
+CREATE TABLE limit_key (
+	tenant_id INTEGER NOT NULL, 
+	kind SMALLINT NOT NULL, 
+	name VARCHAR(128) NOT NULL, 
+	next_at BIGINT NOT NULL, 
+	CONSTRAINT pk_limit_key PRIMARY KEY (tenant_id, kind, name)
 );
 CREATE TABLE log_chunk (
 	log_id BIGINT NOT NULL, 
@@ -305,6 +321,15 @@ CREATE TABLE tenant (
 	disabled_at BIGINT, 
 	CONSTRAINT pk_tenant PRIMARY KEY (id), 
 	CONSTRAINT uq_tenant_name UNIQUE (name)
+);
+CREATE TABLE tenant_limits (
+	tenant_id INTEGER NOT NULL, 
+	weight DOUBLE DEFAULT '1' NOT NULL, 
+	submissions_per_second DOUBLE, 
+	waiting_jobs INTEGER, 
+	running_jobs INTEGER, 
+	may_borrow BOOLEAN DEFAULT '1' NOT NULL, 
+	CONSTRAINT pk_tenant_limits PRIMARY KEY (tenant_id)
 );
 CREATE TABLE webhook_secret (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.types import ASGIApp
 
 from app.access.keys import ApiKeys, Gate, InternalTokens, require_roles
+from app.access.limits import LimitBook
 from app.admin.keys import KeyDesk
 from app.admin.routes import audit_routes, drain_routes, key_routes, tenant_routes
 from app.admin.tenants import TenantDesk
@@ -33,6 +34,7 @@ from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
 from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
+from app.dispatch.unblock import Unblocker
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.admission import Admission, Turnstile
 from app.edge.problems import install_problems
@@ -99,6 +101,7 @@ class Parts:
     ground: Ground
     admission: Admission
     fleet: LiveFleet
+    limits: LimitBook
     waiters: Waiters
     streams: Streams
     submitter: Submitter
@@ -110,6 +113,7 @@ class Parts:
     recovery: Recovery
     stopper: Stopper
     expiry: Expiry
+    unblocker: Unblocker
     spawner: Spawner
     handover: Handover
     retention: Retention
@@ -137,10 +141,11 @@ def build_parts(ground: Ground) -> Parts:
     lock = DispatchLock(ground)
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
+    limits = LimitBook(ground.database, ground.bus)
     prober = Prober(ground, roster)
     sender = Sender(ground, lock, roster, queues, settler)
     admission = Admission(ground.settings, ground.metrics)
-    loop = DispatchLoop(ground, lock, roster, queues, prober, sender)
+    loop = DispatchLoop(ground, lock, roster, queues, prober, sender, limits)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)
@@ -150,9 +155,10 @@ def build_parts(ground: Ground) -> Parts:
         ground=ground,
         admission=admission,
         fleet=fleet,
+        limits=limits,
         waiters=Waiters(ground),
         streams=Streams(ground),
-        submitter=Submitter(ground, fleet),
+        submitter=Submitter(ground, fleet, limits),
         settler=settler,
         dresser=dresser,
         lock=lock,
@@ -161,6 +167,7 @@ def build_parts(ground: Ground) -> Parts:
         recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
+        unblocker=Unblocker(ground, lock),
         spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock, lambda: admission.is_strained or loop.tempo.is_slow),
@@ -214,11 +221,13 @@ async def start_parts(parts: Parts) -> None:
     parts.standing.start()
     parts.streams.start()
     parts.gate.start()
+    parts.limits.start()
     if not parts.ground.settings.no_dispatch:
         parts.sender.start()
         parts.loop.start()
         parts.recovery.start()
         parts.expiry.start()
+        parts.unblocker.start()
         parts.spawner.start()
         parts.stopper.start()
         parts.handover.start()
@@ -255,6 +264,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.recovery.stop()
         await parts.stopper.stop()
         await parts.expiry.stop()
+        await parts.unblocker.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sweeper.stop()
@@ -270,6 +280,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.standing.stop()
     await parts.streams.stop()
     await parts.gate.stop()
+    await parts.limits.stop()
     await parts.ground.bus.stop()
     await parts.clock_loop.stop()
     await parts.admission.stop()

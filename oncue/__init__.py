@@ -13,6 +13,7 @@ from oncue.version import __version__
 from oncue.webhooks import WebhookVerificationError, sign_webhook, verify_webhook
 
 if TYPE_CHECKING:
+    from oncue._access import LimitChanges
     from oncue.client import AsyncClient, Client
     from oncue.errors import (
         ApiError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         Schedule,
         Skipped,
         Tenant,
+        TenantLimits,
         Worker,
     )
     from oncue.retries import Retries
@@ -77,7 +79,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "AuditEntry": "results",
     "Draining": "results",
     "NewApiKey": "results",
+    "LimitChanges": "_access",
     "Tenant": "results",
+    "TenantLimits": "results",
     "Backfill": "results",
     "BulkCount": "results",
     "BulkOperation": "results",
@@ -139,6 +143,7 @@ __all__ = [
     "JobEvent",
     "JobFailed",
     "JobWarning",
+    "LimitChanges",
     "LogLine",
     "NewApiKey",
     "NewJob",
@@ -154,6 +159,7 @@ __all__ = [
     "Schedule",
     "Skipped",
     "Tenant",
+    "TenantLimits",
     "Unauthorized",
     "Unavailable",
     "WaitTimeout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 from urllib.parse import quote
 
 from oncue._talk import Send
@@ -79,12 +79,39 @@ def create_tenant(name: str) -> Send:
     return Send("POST", TENANTS, body=json_body({"name": name}), repeatable=False)
 
 
-def change_tenant(tenant: int | Tenant, name: str | None, disabled: bool | None) -> Send:
-    """Rename a tenant, refuse its callers, or let them in again."""
-    changes = {"name": name, "disabled": disabled}
+class LimitChanges(TypedDict, total=False):
+    """Limits of a tenant that change; None takes one away."""
+
+    weight: float | None
+    submissions_per_second: float | None
+    waiting_jobs: int | None
+    running_jobs: int | None
+    may_borrow: bool | None
+
+
+_LIMITS: Final = {
+    "weight": "weight",
+    "submissions_per_second": "submissionsPerSecond",
+    "waiting_jobs": "waitingJobs",
+    "running_jobs": "runningJobs",
+    "may_borrow": "mayBorrow",
+}
+
+
+def change_tenant(
+    tenant: int | Tenant,
+    name: str | None,
+    disabled: bool | None,
+    limits: LimitChanges | None = None,
+) -> Send:
+    """Rename a tenant, refuse its callers, let them in again, or limit it."""
+    if unknown := set(limits or ()) - _LIMITS.keys():
+        raise TypeError(f"a tenant has no limit {min(unknown)!r}")
+    changed = {_LIMITS[field]: value for field, value in (limits or {}).items()}
+    changes: dict[str, Any] = {"name": name, "disabled": disabled, "limits": changed or None}
     given = {field: value for field, value in changes.items() if value is not None}
     if not given:
-        raise ValueError("give a name, or disabled")
+        raise ValueError("give a name, disabled, or limits")
     tenant_id = tenant.tenant_id if isinstance(tenant, Tenant) else tenant
     return Send("PATCH", f"{TENANTS}/{tenant_id}", body=json_body(given))
 

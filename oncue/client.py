@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from oncue import _access
-from oncue._access import AuditFilter, KeyOptions
+from oncue._access import AuditFilter, KeyOptions, LimitChanges
 from oncue._stream import (
     Attempts,
     Event,
@@ -516,15 +516,22 @@ class Client:
         return self._items(self._talks.listed(Page[Tenant], _access.TENANTS, page_size, {}))
 
     def change_tenant(
-        self, tenant: int | Tenant, *, name: str | None = None, disabled: bool | None = None
+        self,
+        tenant: int | Tenant,
+        *,
+        name: str | None = None,
+        disabled: bool | None = None,
+        limits: LimitChanges | None = None,
     ) -> Tenant:
-        """Rename a tenant, refuse its callers (`disabled`), or let them in again.
+        """Rename a tenant, refuse its callers (`disabled`), let them in again, or limit it.
+
+        `limits` are those that change; None takes one away.
 
         Raises:
             Conflict: another one has the name.
             NotFound: there is no such tenant.
         """
-        request = _access.change_tenant(tenant, name, disabled)
+        request = _access.change_tenant(tenant, name, disabled, limits)
         return self._run(self._talks.ask(Tenant, request))
 
     def audit(
@@ -930,10 +937,15 @@ class AsyncClient:
         return self._items(self._talks.listed(Page[Tenant], _access.TENANTS, page_size, {}))
 
     async def change_tenant(
-        self, tenant: int | Tenant, *, name: str | None = None, disabled: bool | None = None
+        self,
+        tenant: int | Tenant,
+        *,
+        name: str | None = None,
+        disabled: bool | None = None,
+        limits: LimitChanges | None = None,
     ) -> Tenant:
-        """Rename or disable a tenant: see `Client.change_tenant`."""
-        request = _access.change_tenant(tenant, name, disabled)
+        """Rename, disable or limit a tenant: see `Client.change_tenant`."""
+        request = _access.change_tenant(tenant, name, disabled, limits)
         return await self._run(self._talks.ask(Tenant, request))
 
     def audit(

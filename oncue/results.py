@@ -164,6 +164,10 @@ class Job(Result):
     priority: int = 5
     next_trigger_time: Moment | None = None
     expires_at: Moment | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_key: str | None = None
+    rate_per_second: float | None = None
     parent_id: int | None = None
     nominal_time: Moment | None = None
     schedule: Schedule | None = None
@@ -484,6 +488,16 @@ class NewApiKey(ApiKey):
     key: str = Field(repr=False)
 
 
+class TenantLimits(Result):
+    """What a tenant may use; None is no limit. `weight` is its share beside others' weights."""
+
+    weight: float = 1.0
+    submissions_per_second: float | None = None
+    waiting_jobs: int | None = None
+    running_jobs: int | None = None
+    may_borrow: bool = True
+
+
 class Tenant(Result):
     """Who has jobs of its own. While `disabled`, its callers are refused."""
 
@@ -492,6 +506,7 @@ class Tenant(Result):
     disabled: bool = False
     created_at: Moment | None = None
     disabled_at: Moment | None = None
+    limits: TenantLimits = TenantLimits()
 
 
 class Draining(Result):

@@ -35,6 +35,10 @@ class JobOptions(TypedDict, total=False):
     callback_events: Sequence[CallbackEvent] | None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None
     expires_at: datetime | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    rate_key: str | None
+    rate_per_second: float | None
     labels: Mapping[str, str] | None
     cron: str | None
     cron_dialect: Literal["unix", "quartz"] | None
@@ -67,6 +71,9 @@ class NewJob:
     `callback_url` is called for `callback_events`, by default when the job ends, with
     `callback_headers`; a value of `{"secret": "..."}` is kept encrypted and never shown.
 
+    Of the jobs of the tenant with one `concurrency_key` at most `concurrency_limit` run at once;
+    those with one `rate_key` begin `rate_per_second` apart.
+
     With `cron` or `interval` it is a schedule, which makes such a job at each of its times, from
     `start_at` to `end_at`; the options from `cron` on are those of schedules.
 
@@ -90,6 +97,10 @@ class NewJob:
     callback_events: Sequence[CallbackEvent] | None = None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None = field(default=None, repr=False)
     expires_at: datetime | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_key: str | None = None
+    rate_per_second: float | None = None
     labels: Mapping[str, str] | None = None
     cron: str | None = None
     cron_dialect: Literal["unix", "quartz"] | None = None
@@ -147,6 +158,10 @@ class NewJob:
                 for name, value in self.callback_headers.items()
             },
             "expiresAt": _moment(self.expires_at),
+            "concurrencyKey": self.concurrency_key,
+            "concurrencyLimit": self.concurrency_limit,
+            "rateKey": self.rate_key,
+            "ratePerSecond": self.rate_per_second,
             "labels": None if self.labels is None else dict(self.labels),
             "cronExpr": self.cron,
             "cronDialect": self.cron_dialect,

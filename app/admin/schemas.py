@@ -14,6 +14,10 @@ DEFAULT_ROLES = (Role.SUBMIT, Role.READ)
 DEFAULT_OVERLAP_SECONDS = 24 * 3600
 MAX_OVERLAP_SECONDS = 90 * 24 * 3600
 MAX_TENANT_ID = 2**31 - 1
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
+MIN_RATE, MAX_RATE = 0.01, 1_000_000.0
+MAX_WAITING = 1_000_000
+MAX_RUNNING = 1_000_000
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 KeyState = Literal["ACTIVE", "EXPIRED", "REVOKED"]
@@ -101,6 +105,64 @@ class CreateTenant(_Wire):
     name: Name
 
 
+class ChangeLimits(_Wire):
+    """The limits that change; null takes one away. None of them refuses a repeat."""
+
+    weight: float | None = Field(
+        None,
+        ge=MIN_WEIGHT,
+        le=MAX_WEIGHT,
+        strict=True,
+        description="Its share of the slots beside others' weights, when all of them have work; "
+        "1 by default.",
+    )
+    submissions_per_second: float | None = Field(
+        None,
+        ge=MIN_RATE,
+        le=MAX_RATE,
+        strict=True,
+        description="New jobs a second, with a burst of one second's; more is 429.",
+    )
+    waiting_jobs: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_WAITING,
+        strict=True,
+        description="New jobs are 429 while so many wait (WAITING and BLOCKED, due or not).",
+    )
+    running_jobs: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_RUNNING,
+        strict=True,
+        description="So many runs at once are its own; more only if mayBorrow.",
+    )
+    may_borrow: bool | None = Field(
+        None,
+        strict=True,
+        description="true, the default: beyond runningJobs it gets the slots that no other "
+        "tenant wants; false: never more than runningJobs.",
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields that were sent, null as what it means."""
+        defaults = {"weight": 1.0, "may_borrow": True}
+        sent = {name: getattr(self, name) for name in self.model_fields_set}
+        return {
+            name: defaults.get(name) if value is None else value for name, value in sent.items()
+        }
+
+
+class TenantLimits(_Wire):
+    """What a tenant may use; null is no limit."""
+
+    weight: float
+    submissions_per_second: float | None
+    waiting_jobs: Int64 | None
+    running_jobs: Int64 | None
+    may_borrow: bool
+
+
 class ChangeTenant(_Wire):
     """What to change of a tenant."""
 
@@ -108,11 +170,12 @@ class ChangeTenant(_Wire):
     disabled: bool | None = Field(
         None, strict=True, description="true: its callers are refused; its jobs go on."
     )
+    limits: ChangeLimits | None = None
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if self.name is None and self.disabled is None:
-            raise ValueError("send a name, or disabled")
+        if self.name is None and self.disabled is None and self.limits is None:
+            raise ValueError("send a name, disabled, or limits")
         return self
 
 
@@ -124,6 +187,7 @@ class Tenant(_Wire):
     disabled: bool
     created_at: Timestamp
     disabled_at: Timestamp | None
+    limits: TenantLimits
 
 
 class TenantList(_Wire):

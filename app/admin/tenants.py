@@ -24,7 +24,7 @@ from app.lifecycle.tenants import (
     read_tenant,
 )
 from app.lifecycle.token import new_token
-from app.plumbing.bus import KEYS, Bus
+from app.plumbing.bus import KEYS, LIMITS, Bus
 from app.plumbing.database import Database
 from app.plumbing.times import rfc3339
 
@@ -94,7 +94,7 @@ class TenantDesk:
         }
 
     async def change(self, caller: Caller, tenant_id: int, body: bytes) -> dict[str, Any]:
-        """Rename a tenant, refuse its callers, or let them in again.
+        """Rename a tenant, refuse its callers, let them in again, or limit it.
 
         Raises:
             Problem: `invalid_json`, `validation_failed`, `forbidden`, `tenant_not_found` or
@@ -107,6 +107,7 @@ class TenantDesk:
             raise validation_problem(list(error.errors(include_url=False))) from None
         if tenant_id == DEFAULT_TENANT and request.disabled:
             raise invalid("the tenant 0 runs the platform and cannot be disabled", "/disabled")
+        limits = None if request.limits is None else request.limits.changes()
         try:
             changed = await self._database.write(
                 lambda connection: change_tenant(
@@ -116,6 +117,7 @@ class TenantDesk:
                     caller.actor,
                     name=request.name,
                     disabled=request.disabled,
+                    limits=limits,
                 )
             )
         except NameTaken:
@@ -123,6 +125,7 @@ class TenantDesk:
         if changed is None:
             raise no_such_tenant(tenant_id)
         self._bus.publish(KEYS, [])
+        self._bus.publish(LIMITS, [])
         return tenant_view(changed)
 
 
@@ -134,6 +137,13 @@ def tenant_view(tenant: Tenant) -> dict[str, Any]:
         "disabled": tenant.disabled_at is not None,
         "createdAt": rfc3339(tenant.created_at),
         "disabledAt": time_or_none(tenant.disabled_at),
+        "limits": {
+            "weight": tenant.limits.weight,
+            "submissionsPerSecond": tenant.limits.submissions_per_second,
+            "waitingJobs": tenant.limits.waiting_jobs,
+            "runningJobs": tenant.limits.running_jobs,
+            "mayBorrow": tenant.limits.may_borrow,
+        },
     }
 
 

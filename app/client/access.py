@@ -21,7 +21,7 @@ from app.client.talk import (
 
 if TYPE_CHECKING:
     from oncue import ApiKey as Key
-    from oncue import AuditEntry, NewApiKey, Tenant
+    from oncue import AuditEntry, LimitChanges, NewApiKey, Tenant
 
 keys = typer.Typer(help="API keys: make, list, rotate and revoke them (role admin).")
 tenants = typer.Typer(help="Tenants: make, list and change them (role admin).")
@@ -179,6 +179,64 @@ def enable_tenant(
         _show_tenant(client.change_tenant(tenant_id, disabled=False), as_json=as_json)
 
 
+def _limit(value: str, flag: str, number: type[int] | type[float]) -> Any:
+    try:
+        return None if value == "none" else number(value)
+    except ValueError:
+        raise typer.BadParameter(f"{flag}: give a number, or none") from None
+
+
+@tenants.command(
+    name="limit",
+    epilog=show.examples(
+        "oncue tenants limit 1 --weight 3",
+        "oncue tenants limit 1 --submissions 50 --waiting 10000",
+        "oncue tenants limit 1 --running 20 --no-borrow",
+        "oncue tenants limit 1 --running none",
+    ),
+)
+def limit_tenant(
+    tenant_id: TenantId,
+    weight: Annotated[
+        float | None, typer.Option(help="Its share beside others' weights; 1 by default.")
+    ] = None,
+    submissions: Annotated[str | None, typer.Option(help="New jobs a second, or none.")] = None,
+    waiting: Annotated[
+        str | None, typer.Option(help="New jobs are refused while so many wait, or none.")
+    ] = None,
+    running: Annotated[
+        str | None, typer.Option(help="So many runs at once are its own, or none.")
+    ] = None,
+    borrow: Annotated[
+        bool | None,
+        typer.Option(
+            "--borrow/--no-borrow",
+            help="Whether it may have more runs while no other tenant wants the slots.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Limit what a tenant may use; what is left out stays as it is."""
+    limits: LimitChanges = {}
+    if weight is not None:
+        limits["weight"] = weight
+    if submissions is not None:
+        limits["submissions_per_second"] = _limit(submissions, "--submissions", float)
+    if waiting is not None:
+        limits["waiting_jobs"] = _limit(waiting, "--waiting", int)
+    if running is not None:
+        limits["running_jobs"] = _limit(running, "--running", int)
+    if borrow is not None:
+        limits["may_borrow"] = borrow
+    if not limits:
+        raise typer.BadParameter("give what is to change")
+    with talking(url, api_key) as client:
+        _show_tenant(client.change_tenant(tenant_id, limits=limits), as_json=as_json)
+
+
 @commands.command(
     epilog=show.examples(
         "oncue audit", "oncue audit --target job:17", "oncue audit --action job.cancel --json"
@@ -264,9 +322,25 @@ def _show_tenant(tenant: Tenant, *, as_json: bool) -> None:
     if as_json:
         show.show_json(tenant)
         return
+    limits = tenant.limits
+    running = None if limits.running_jobs is None else str(limits.running_jobs)
+    if running is not None and limits.may_borrow:
+        running += ", and what others leave"
     show.print_grid(
-        [("tenant", str(tenant.tenant_id)), ("name", tenant.name), ("state", _tenant_state(tenant))]
+        [
+            ("tenant", str(tenant.tenant_id)),
+            ("name", tenant.name),
+            ("state", _tenant_state(tenant)),
+            ("weight", None if limits.weight == 1 else f"{limits.weight:g}"),
+            ("submits", _most(limits.submissions_per_second, " a second")),
+            ("waiting", _most(limits.waiting_jobs, "")),
+            ("running", running),
+        ]
     )
+
+
+def _most(limit: float | None, unit: str) -> str | None:
+    return None if limit is None else f"{limit:g}{unit}"
 
 
 def _tenant_state(tenant: Tenant) -> str:

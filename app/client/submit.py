@@ -139,6 +139,19 @@ def submit(
     expires_at: Annotated[
         str | None, typer.Option(help="Fails unless an attempt has begun by then, RFC 3339.")
     ] = None,
+    concurrency_key: Annotated[
+        str | None,
+        typer.Option(help="With --concurrency-limit: so many with this key run at once."),
+    ] = None,
+    concurrency_limit: Annotated[
+        int | None, typer.Option(help="Of --concurrency-key.", min=1)
+    ] = None,
+    rate_key: Annotated[
+        str | None, typer.Option(help="With --rate: runs with this key begin so far apart.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Of --rate-key: runs a second.", min=0.001)
+    ] = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be repeated.")] = None,
     cron: Annotated[
         str | None, typer.Option(help="Make a schedule: fires as this expression says.")
@@ -191,6 +204,10 @@ def submit(
         "callback_events": [one.value for one in callback_event] if callback_event else None,
         "callback_headers": headers_of(callback_header, callback_secret_header),
         "expires_at": moment_or_none("--expires-at", expires_at),
+        "concurrency_key": concurrency_key,
+        "concurrency_limit": concurrency_limit,
+        "rate_key": rate_key,
+        "rate_per_second": rate,
         "labels": dict(pair_of("--label", one) for one in label) if label else None,
         "cron": cron,
         "timezone": timezone,

@@ -6,27 +6,30 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import structlog
 import uuid_utils
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.access.limits import LimitBook
 from app.dispatch.lock import DispatchLock
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
+from app.dispatch.quotas import Quotas
 from app.dispatch.send import Sender
-from app.dispatch.turns import Line, Turns
+from app.dispatch.shares import Quota, Shares, shared_line
 from app.fleet.balance import Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
+from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
 from app.lifecycle.running import read_for_sending, read_running
 from app.lifecycle.token import new_token
-from app.plumbing.bus import BEAT, LOAD, WAKE, Signal
+from app.plumbing.bus import BEAT, ENDED, LOAD, WAKE, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.plumbing.tempo import Tempo
@@ -59,6 +62,7 @@ class DispatchLoop:
         queues: QueueBook,
         prober: Prober,
         sender: Sender,
+        limits: LimitBook,
     ) -> None:
         self._database = ground.database
         self._clock = ground.clock
@@ -77,12 +81,15 @@ class DispatchLoop:
         self._started_term: int | None = None
         self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
         self._turn = 0
-        self._turns = Turns()
+        self._shares = Shares()
+        self._limits = limits
+        self._quotas = Quotas(ground.database, queues, limits)
         self._ageing_ms = ground.settings.priority_ageing_seconds * 1000
         self._loop = Loop("dispatch", self._step, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(WAKE, self._on_wake)
         ground.bus.subscribe(LOAD, self._on_load)
         ground.bus.subscribe(BEAT, self._on_beat)
+        ground.bus.subscribe(ENDED, self._on_ended)
 
     def start(self) -> None:
         """Start dispatching whenever the lock is held."""
@@ -117,6 +124,7 @@ class DispatchLoop:
     async def _begin(self, term: int) -> None:
         """Start a term from the rows: what runs where, and which sends were never answered."""
         self._sender.reset()
+        self._quotas.forget()
         await self._refresh()
         self._queues.forget_positions()
         running = await self._database.read(
@@ -153,7 +161,8 @@ class DispatchLoop:
         known = _take_soon(states, self._clock.now_ms())
         # A moment before its time a task is claimed and sent: its worker begins it in time.
         ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
-        assignments = self._deal([*candidates, *known, *ahead], now)
+        waiting = [*candidates, *known, *ahead]
+        assignments = self._deal(waiting, now, await self._quotas.of(waiting) if waiting else {})
         if not assignments:
             return
         claimed = await self._claim(assignments, term, ahead_ms=AHEAD_MS if ahead else 0)
@@ -194,19 +203,42 @@ class DispatchLoop:
             lambda connection: find_due(connection, self._database, probes)
         )
 
-    def _deal(self, candidates: Sequence[Candidate], now_ms: float) -> list[Assignment]:
+    def _deal(
+        self, candidates: Sequence[Candidate], now_ms: float, quotas: Mapping[int, Quota]
+    ) -> list[Assignment]:
         """Deal tasks to workers in their turns until the slots or the batch run out."""
         slots: dict[str, Slots] = {}
         offers: dict[int, list[Slots]] = {}
+        pools: dict[tuple[str, str], Hashable] = {}
+
+        def offered(queue_id: int) -> list[Slots]:
+            if queue_id not in offers:
+                offers[queue_id] = self._offer(queue_id, slots)
+            return offers[queue_id]
+
+        def pool_of(queue_id: int) -> Hashable:
+            row = self._queues.get(queue_id).row
+            key = (row.job_handler, row.requirement)
+            if key not in pools:
+                pools[key] = frozenset(one.worker_id for one in offered(queue_id))
+            return pools[key]
+
+        line = shared_line(
+            candidates,
+            self._shares,
+            tenant_of=self._queues.tenant_of,
+            weight_of=self._limits.weight_of,
+            pool_of=pool_of,
+            now_ms=now_ms,
+            ageing_ms=self._ageing_ms,
+            quotas=quotas,
+        )
         assignments: list[Assignment] = []
         dealt: dict[int, list[Candidate]] = defaultdict(list)
-        line = Line(candidates, self._turns, now_ms=now_ms, ageing_ms=self._ageing_ms)
         while len(assignments) < self._claim_batch and (task := line.first()) is not None:
-            if task.queue_id not in offers:
-                offers[task.queue_id] = self._offer(task.queue_id, slots)
             self._turn += 1
             worker = choose(
-                offers[task.queue_id],
+                offered(task.queue_id),
                 self._policy,
                 draw=random.random(),
                 turn=self._turn,
@@ -221,10 +253,10 @@ class DispatchLoop:
             assignments.append(
                 Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
             )
-        for queue_id in line.queues():
-            self._queues.get(queue_id).has_backlog = True
+        self._queues.left_over(line.queues(), line.held_queues())
         for queue_id, tasks in dealt.items():
             self._queues.get(queue_id).dealt(tasks)
+            self._quotas.note([queue_id] * len(tasks))
         return assignments
 
     def _offer(self, queue_id: int, slots: dict[str, Slots]) -> list[Slots]:
@@ -251,8 +283,10 @@ class DispatchLoop:
         self, assignments: Sequence[Assignment], term: int, *, ahead_ms: int
     ) -> list[Claimed]:
         token = new_token()
+        later: list[Claimable] = []
 
         async def write(connection: AsyncConnection) -> list[Claimed]:
+            later.clear()
             return await claim(
                 connection,
                 self._database,
@@ -260,11 +294,14 @@ class DispatchLoop:
                 token=token,
                 term=term,
                 ahead_ms=ahead_ms,
+                later=later,
             )
 
         began = time.monotonic()
         claimed = await self._database.write(write)
         self.tempo.note(time.monotonic() - began)
+        for task in later:
+            self._queues.announce(*task)
         if len(claimed) < len(assignments):
             log.info("claims_lost", wanted=len(assignments), won=len(claimed), term=term)
         return claimed
@@ -297,6 +334,11 @@ class DispatchLoop:
         worker_id, seq, active = signal
         self._roster.observe(worker_id, Load(seq=seq, active=active))
         self._look.set()
+
+    def _on_ended(self, _signal: Signal) -> None:
+        # Only now is it in the rows, from which quotas are counted.
+        if self._queues.look_at_held():
+            self._look.set()
 
     def _on_beat(self, _signal: Signal) -> None:
         self._fleet_changed = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +38,8 @@ class QueueState:
     read_at_ms: float = NEVER
     """When a read may find what `soon` lacks."""
     has_backlog: bool = False
+    held: bool = False
+    """Its tenant may have no more runs: what waits is looked at when one of them has ended."""
     rescan: bool = True
 
     def announce(self, priority: int, due_ms: int) -> None:
@@ -115,6 +117,8 @@ class QueueBook:
     def __init__(self) -> None:
         self._states: dict[int, QueueState] = {}
         self._by_handler: dict[str, list[QueueState]] = {}
+        self._by_tenant: dict[int, list[int]] = {}
+        self._held: list[QueueState] = []
         self._newest_id = 0
         self._whole_until = float("-inf")
         self.complete = False
@@ -138,6 +142,7 @@ class QueueBook:
             if row.queue_id not in self._states:
                 state = self._states[row.queue_id] = QueueState(row)
                 self._by_handler.setdefault(row.job_handler, []).append(state)
+                self._by_tenant.setdefault(row.tenant_id, []).append(row.queue_id)
         self.complete = True
 
     def forget_positions(self) -> None:
@@ -161,6 +166,32 @@ class QueueBook:
     def get(self, queue_id: int) -> QueueState:
         """Return the state of a known queue."""
         return self._states[queue_id]
+
+    def tenant_of(self, queue_id: int) -> int:
+        """Return the tenant whose tasks wait in a known queue."""
+        return self._states[queue_id].row.tenant_id
+
+    def queues_of(self, tenant_id: int) -> list[int]:
+        """Return the queues of a tenant."""
+        return self._by_tenant.get(tenant_id, [])
+
+    def look_at_held(self) -> bool:
+        """Read the queues that were held once more, if any were: a run has ended."""
+        any_held = bool(self._held)
+        for state in self._held:
+            state.held = False
+            state.has_backlog = True
+        self._held.clear()
+        return any_held
+
+    def left_over(self, queue_ids: Iterable[int], held: Container[int]) -> None:
+        """Note that tasks of these queues were due and not dealt, and which tenants may not."""
+        for queue_id in queue_ids:
+            state = self._states[queue_id]
+            state.has_backlog = queue_id not in held
+            if queue_id in held and not state.held:
+                state.held = True
+                self._held.append(state)
 
     def served(self, roster: Roster) -> list[tuple[QueueState, int]]:
         """Return the queues that live workers have slots for, with the number of slots."""

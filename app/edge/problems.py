@@ -55,6 +55,8 @@ STATUS_OF: Final = {
     "secret_keys_missing": 422,
     "too_many_streams": 429,
     "too_many_failures": 429,
+    "too_many_submissions": 429,
+    "too_many_waiting": 429,
     "internal_error": 500,
     "overloaded": 503,
     "database_unavailable": 503,
@@ -97,6 +99,8 @@ TITLE_OF: Final = {
     "secret_keys_missing": "This server has no key to keep secrets with",
     "too_many_streams": "Too many streams are open",
     "too_many_failures": "Too many wrong keys",
+    "too_many_submissions": "The tenant submits too fast",
+    "too_many_waiting": "Too many jobs of the tenant wait",
     "internal_error": "An error of the platform",
     "overloaded": "Too many requests wait",
     "database_unavailable": "The database cannot be reached",
@@ -125,6 +129,8 @@ class Problem(Exception):
         self.detail = detail
         self.retry_after_seconds = retry_after_seconds
         self.extras = extras
+        self.headers: dict[str, str] = {}
+        """Of the answer, beside those of its status."""
 
     @property
     def status(self) -> int:
@@ -145,7 +151,7 @@ class Problem(Exception):
 
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
     """Write a problem as an HTTP answer, with Retry-After where another try may help."""
-    all_headers = dict(headers or {})
+    all_headers = {**problem.headers, **(headers or {})}
     if problem.status in (429, 503):
         all_headers.setdefault("Retry-After", str(problem.retry_after_seconds or RETRY_SECONDS))
     if problem.status == 401:

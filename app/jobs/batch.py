@@ -34,6 +34,15 @@ async def submit_batch(submitter: Submitter, caller: Caller, body: bytes) -> dic
         checked.append(await _check(submitter, caller, one))
         if number % CHECKED_AT_ONCE == 0:
             await asyncio.sleep(0)
+    try:
+        admitted, _ = await submitter.admit(
+            caller, [one for one in checked if isinstance(one, Checked)]
+        )
+    except DatabaseUnavailable:
+        return {"items": [_refused(_unavailable()) for _ in checked]}
+    # Each in its place; those whose shape is wrong were not counted.
+    jobs = iter(admitted)
+    checked = [next(jobs) if isinstance(one, Checked) else one for one in checked]
     return {"items": await asyncio.gather(*_answers(submitter, caller, checked))}
 
 

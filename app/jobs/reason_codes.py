@@ -16,6 +16,8 @@ class ReasonCode(StrEnum):
     EXPIRES = "expires"
     PAUSED = "paused"
     BLOCKED = "blocked"
+    CONCURRENCY_LIMIT = "concurrency_limit"
+    RATE_LIMIT = "rate_limit"
     FIRES_LATER = "fires_later"
     FIRES_AFTER_RUN = "fires_after_run"
     CANNOT_BE_PLANNED = "cannot_be_planned"
@@ -34,6 +36,7 @@ class ReasonCode(StrEnum):
     WORKERS_DRAINING = "workers_draining"
     WORKER_UNREACHABLE = "worker_unreachable"
     ALL_FULL = "all_full"
+    TENANT_AT_LIMIT = "tenant_at_limit"
     HIGHER_PRIORITY_FIRST = "higher_priority_first"
     ABOUT_TO_START = "about_to_start"
     CLAIMED_NOT_SENT = "claimed_not_sent"
@@ -69,6 +72,14 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
     ),
     _C.PAUSED: ("a caller has paused it", "`resume`"),
     _C.BLOCKED: ("it waits for other jobs to end", "explain those, or `cancel`"),
+    _C.CONCURRENCY_LIMIT: (
+        "as many jobs with its `concurrencyKey` run as may; the end of one lets the next begin",
+        "explain those that hold the key (`details.holders`), or `cancel`",
+    ),
+    _C.RATE_LIMIT: (
+        "runs with its `rateKey` begin `ratePerSecond` apart, and this is its time",
+        "wait; `trigger` asks for the next free time anew",
+    ),
     _C.FIRES_LATER: ("it is a schedule, which makes jobs and runs none", "look at its children"),
     _C.FIRES_AFTER_RUN: (
         "it is a schedule with a fixed delay, whose next time is set when its run ends",
@@ -130,6 +141,11 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
     _C.ALL_FULL: (
         "each worker that could run it has as many runs as it may",
         "wait, start more workers, or raise `ONCUE_WORKER_CAPACITY`",
+    ),
+    _C.TENANT_AT_LIMIT: (
+        "as many jobs of the tenant run as its `runningJobs`; it may have no more, or only what no "
+        "other tenant wants (`mayBorrow`)",
+        "wait, or have the limit raised",
     ),
     _C.HIGHER_PRIORITY_FIRST: (
         "due jobs of the same queue (handler and labels asked for) have a higher priority; once it "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from app.dispatch.standing import DispatcherNote, Standings
 from app.jobs.reason_codes import Reason, ReasonCode
@@ -15,6 +15,8 @@ from app.jobs.why_workers import why_not_taken
 from app.lifecycle.evidence import Evidence
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, sources
 from app.plumbing.times import rfc3339
+
+HOLDERS_NAMED: Final = 10
 
 
 def reasons_of(found: Evidence, told: Standings, own: DispatcherNote) -> list[Reason]:
@@ -30,7 +32,8 @@ def reasons_of(found: Evidence, told: Standings, own: DispatcherNote) -> list[Re
         case _, JobStatus.PAUSED:
             reasons = [paused(found)]
         case _, JobStatus.BLOCKED:
-            reasons = [_blocked(found)]
+            of_key = found.job["concurrency_key"] is not None
+            reasons = [_key_is_taken(found) if of_key else _blocked(found)]
         case JobKind.GROUP, _:
             reasons = [_group()]
         case _, JobStatus.RUNNING:
@@ -49,6 +52,9 @@ def _waiting(found: Evidence, told: Standings, own: DispatcherNote) -> list[Reas
     if found.job["stopping_execution_id"] is not None:
         return []
     reasons = [*why_not_dispatched(told, own), *why_not_taken(found, told)]
+    running, most = found.running_of_tenant, found.job["running_jobs"]
+    if running is not None and running >= most:
+        reasons.append(_tenant_at_limit(running, most, may_borrow=bool(found.job["may_borrow"])))
     if found.ahead.higher:
         reasons.append(_higher_first(found))
     return reasons or [_about_to_start(found)]
@@ -58,6 +64,14 @@ def _later(found: Evidence) -> Reason:
     job = found.job
     due, now = job["next_trigger_time"], job["now_ms"]
     details = {"dueAt": rfc3339(due), "inMs": due - now}
+    if job["rate_key"] is not None and job["rate_due"] == due:
+        rate = f"{job['rate_per_second']:g}"
+        return Reason(
+            ReasonCode.RATE_LIMIT,
+            f"Runs with the rateKey '{clipped(job['rate_key'])}' begin {rate} a second: its turn "
+            f"is at {rfc3339(due)}, in {span(due - now)}.",
+            details | {"rateKey": job["rate_key"], "ratePerSecond": job["rate_per_second"]},
+        )
     if not job["attempt"]:
         return Reason(
             ReasonCode.NOT_DUE, f"It is due at {rfc3339(due)}, in {span(due - now)}.", details
@@ -106,8 +120,33 @@ def _blocked(found: Evidence) -> Reason:
     return Reason(ReasonCode.BLOCKED, "It waits for other jobs to end.", details)
 
 
+def _key_is_taken(found: Evidence) -> Reason:
+    job = found.job
+    limit = job["concurrency_limit"]
+    return Reason(
+        ReasonCode.CONCURRENCY_LIMIT,
+        f"Of the jobs with the concurrencyKey '{clipped(job['concurrency_key'])}' at most {limit} "
+        f"{'runs' if limit == 1 else 'run'} at once: it begins when one of them has ended.",
+        {
+            "concurrencyKey": job["concurrency_key"],
+            "concurrencyLimit": limit,
+            "holders": list(found.holders[:HOLDERS_NAMED]),
+            "more": len(found.holders) > HOLDERS_NAMED,
+        },
+    )
+
+
 def _group() -> Reason:
     return Reason(ReasonCode.WAITS_FOR_CHILDREN, "It ends when its children have ended.")
+
+
+def _tenant_at_limit(running: int, most: int, *, may_borrow: bool) -> Reason:
+    more = "more only what no other tenant wants" if may_borrow else "no more"
+    return Reason(
+        ReasonCode.TENANT_AT_LIMIT,
+        f"{running} jobs of its tenant run; its runningJobs are {most}, and it may have {more}.",
+        {"running": running, "runningJobs": most, "mayBorrow": may_borrow},
+    )
 
 
 def _higher_first(found: Evidence) -> Reason:

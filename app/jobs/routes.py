@@ -58,6 +58,7 @@ def job_routes(
                 "cron_invalid",
                 "schedule_never_fires",
                 "validation_failed",
+                "too_many_submissions",
                 "overloaded",
             ),
         },
@@ -94,6 +95,7 @@ def job_routes(
             {
                 "Location": f"/openapi/jobs/{submitted.job['jobId']}",
                 **job_headers(submitted.job),
+                **submitted.headers,
             },
         )
 

@@ -25,6 +25,8 @@ from app.schedules.cron import DstFold, DstGap
 from app.schedules.grammar import Dialect
 
 MAX_FIRES = 2**53
+MAX_CONCURRENCY = 1000
+MIN_RATE, MAX_RATE = 0.001, 10_000.0
 OverlapPolicy = Literal["skip", "queue", "allow", "replace"]
 MAX_PARAMS_BYTES = 64 * 1024
 MAX_LABELS = 16
@@ -163,6 +165,16 @@ class SubmitJob(_Wire):
     max_retry: int = Field(3, ge=0, le=1000, strict=True)
     retry_interval_seconds: float = Field(60, ge=0, le=86_400, strict=True)
     retry_backoff: Literal["fixed", "exponential"] = "fixed"
+    concurrency_key: Key | None = Field(
+        None,
+        description="Of the tenant's jobs with this key at most concurrencyLimit run at once; "
+        "one too many is BLOCKED until another has ended.",
+    )
+    concurrency_limit: int | None = Field(None, ge=1, le=MAX_CONCURRENCY, strict=True)
+    rate_key: Key | None = Field(
+        None, description="Runs of the tenant's jobs with this key begin ratePerSecond apart."
+    )
+    rate_per_second: float | None = Field(None, ge=MIN_RATE, le=MAX_RATE, strict=True)
     labels: dict[
         Annotated[str, StringConstraints(pattern=LABEL_NAME)],
         Annotated[str, StringConstraints(max_length=128), AfterValidator(_printable)],
@@ -187,6 +199,17 @@ class SubmitJob(_Wire):
             raise ValueError("expiresAt must be later than runAt")
         if self.callback_url is None and (self.callback_events or self.callback_headers):
             raise ValueError("callbackEvents and callbackHeaders need a callbackUrl")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_keys(self) -> Self:
+        if (self.concurrency_key is None) != (self.concurrency_limit is None):
+            raise ValueError("send concurrencyKey and concurrencyLimit together")
+        if (self.rate_key is None) != (self.rate_per_second is None):
+            raise ValueError("send rateKey and ratePerSecond together")
+        keyed = self.concurrency_key is not None or self.rate_key is not None
+        if keyed and (self.cron_expr is not None or self.interval_ms is not None):
+            raise ValueError("a schedule takes no concurrencyKey and no rateKey: see overlapPolicy")
         return self
 
 
@@ -373,6 +396,10 @@ class Job(_Wire):
     priority: int
     next_trigger_time: Timestamp | None
     expires_at: Timestamp | None = Field(description="When it fails unless an attempt has begun.")
+    concurrency_key: str | None
+    concurrency_limit: Int64 | None
+    rate_key: str | None
+    rate_per_second: float | None
     parent_id: Int64 | None = Field(description="The schedule or group that made it.")
     nominal_time: Timestamp | None = Field(description="The fire of its schedule that it is.")
     schedule: Schedule | None = Field(description="null unless it is a schedule.")

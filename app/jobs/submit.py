@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
@@ -13,7 +13,9 @@ from pydantic_core import from_json
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.access.admission import Admission
 from app.access.caller import Caller
+from app.access.limits import LimitBook
 from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
@@ -54,6 +56,8 @@ class Submitted:
 
     job: dict[str, Any]
     created: bool
+    headers: dict[str, str] = field(default_factory=dict)
+    """What is left of the tenant's limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,16 @@ class Submitter:
         self,
         ground: Ground,
         fleet: LiveFleet,
+        limits: LimitBook,
     ) -> None:
         self._database = ground.database
         self._bus = ground.bus
         self._clock = ground.clock
         self._min_interval_ms = ground.settings.min_interval_ms
         self._fleet = fleet
+        self._admission = Admission(
+            ground.database, ground.redis, ground.settings.redis_prefix, limits
+        )
         self._sealer = ground.sealer
         self._metrics = ground.metrics
         self._queues: dict[tuple[int, str, str], int] = {}
@@ -105,11 +113,35 @@ class Submitter:
         """Accept one job; once this returns, the job is in the database.
 
         Raises:
-            Problem: `invalid_json`, `validation_failed`, `params_invalid`, `request_conflict` or
-                `overloaded`.
+            Problem: `invalid_json`, `validation_failed`, `params_invalid`, `request_conflict`,
+                `too_many_submissions`, `too_many_waiting` or `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
-        return await self.enter(caller, await self.check(caller, parse_object(body)))
+        checked = await self.check(caller, parse_object(body))
+        (checked,), headers = await self.admit(caller, [checked])
+        return replace(await self.enter(caller, checked), headers=headers)
+
+    async def admit(
+        self, caller: Caller, checked: Sequence[Checked]
+    ) -> tuple[list[Checked], dict[str, str]]:
+        """Refuse what is beyond the limits of the tenant, unless it turns out to be a repeat.
+
+        Returns them in their order, and headers that tell what is left.
+
+        Raises:
+            DatabaseUnavailable: what the tenant has waiting cannot be counted.
+        """
+        wanted = sum(one.refusal is None for one in checked)
+        admitted = await self._admission.admit(caller.tenant_id, wanted)
+        if admitted is None:
+            return list(checked), {}
+        left, found = admitted.count, []
+        for one in checked:
+            if one.refusal is None and (left := left - 1) < 0:
+                found.append(replace(one, refusal=admitted.refusal))
+            else:
+                found.append(one)
+        return found, admitted.headers
 
     def enter_together(self, jobs: Sequence[NewJob]) -> list[asyncio.Future[Entered]]:
         """Let checked jobs into one commit; each future is what `enter` then waits for.
@@ -211,6 +243,10 @@ class Submitter:
             callback_headers=headers,
             expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
             params=params,
+            concurrency_key=request.concurrency_key,
+            concurrency_limit=request.concurrency_limit,
+            rate_key=request.rate_key,
+            rate_per_second=request.rate_per_second,
             labels=request.labels,
             schedule=schedule,
         )

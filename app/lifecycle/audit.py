@@ -109,14 +109,15 @@ def job_change(
         old["status"], new["status"] = JobStatus(job["status"]).name, target.name
     for column in JOB_COLUMNS:
         if column in changes and changes[column] != job[column]:
-            name = _wire_name(column)
+            name = wire_name(column)
             old[name], new[name] = _shown(column, job[column]), _shown(column, changes[column])
     if "params_in_payload" in changes:
         new["params"] = CHANGED
     return old, new
 
 
-def _wire_name(column: str) -> str:
+def wire_name(column: str) -> str:
+    """Return the name that callers know a column by."""
     first, *rest = column.split("_")
     return first + "".join(part.capitalize() for part in rest)
 

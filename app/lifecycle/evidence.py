@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.callback_body import END_TYPES
 from app.lifecycle.callbacks import read_callbacks
+from app.lifecycle.limits import count_running_of
 from app.lifecycle.nodes import Node, read_node, read_nodes
 from app.lifecycle.reads import read_executions
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
@@ -34,11 +35,14 @@ _JOB: Final = {
         "j.next_trigger_time, j.trigger_ts, j.owner_worker_id, j.execution_id, "
         "j.stopping_execution_id, j.expires_at, j.attempt, j.returned, j.max_retry, j.timeout_ms, "
         "j.callback_url, j.error_code, j.error_message, j.version, j.updated_at, j.finished_at, "
+        "j.tenant_id, j.concurrency_key, j.concurrency_limit, j.rate_key, j.rate_per_second, "
+        "j.rate_due, l.running_jobs, l.may_borrow, "
         "j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
         "q.requirement, t.term, t.since AS term_since, s.worker_id AS stopping_worker_id "
         "FROM job_info AS j "
         "LEFT JOIN job_info AS p ON p.id = j.parent_id "
         "LEFT JOIN queue AS q ON q.id = j.queue_id "
+        "LEFT JOIN tenant_limits AS l ON l.tenant_id = j.tenant_id "
         "LEFT JOIN dispatch_term AS t ON t.partition_no = 0 "
         "LEFT JOIN stopping_execution AS s ON s.execution_id = j.stopping_execution_id "
         "WHERE j.id = :id AND j.tenant_id = :tenant"
@@ -58,6 +62,12 @@ _GOING: Final = text(
     "SELECT c.id FROM schedule_live AS l JOIN job_info AS c ON c.id = l.child_id "
     f"WHERE l.schedule_id = :id AND c.status NOT IN ({in_list(TERMINAL_JOBS)}) "
     f"ORDER BY l.child_id LIMIT {CHILDREN_TOLD + 1}"
+)
+_HOLDERS: Final = text(
+    "SELECT s.job_id FROM concurrency_slot AS s JOIN job_info AS j ON j.id = s.job_id "
+    "WHERE s.tenant_id = :tenant AND s.name = :name AND s.waits = 0 "
+    f"AND (j.status = {int(JobStatus.RUNNING)} OR j.stopping_execution_id IS NOT NULL) "
+    f"ORDER BY s.job_id LIMIT {CHILDREN_TOLD + 1}"
 )
 _VERSION: Final = text("SELECT version FROM job_info WHERE id = :id")
 
@@ -86,6 +96,10 @@ class Evidence:
     """What makes it a schedule, with the ledger row of its last time if that did not run."""
     going: Sequence[int] = ()
     """The first children of a schedule that have not ended."""
+    holders: Sequence[int] = ()
+    """The first jobs that hold the concurrency key that this one waits for."""
+    running_of_tenant: int | None = None
+    """How many tasks of its tenant run, where that is limited."""
 
     @property
     def is_due(self) -> bool:
@@ -102,7 +116,7 @@ class Evidence:
 async def read_evidence(
     connection: AsyncConnection, database: Database, job_id: int, *, tenant_id: int
 ) -> Evidence | None:
-    """Read all that explains one job of the tenant: at most six statements.
+    """Read all that explains one job of the tenant: at most six statements, eight with a quota.
 
     When the job moves on meanwhile, they are read again, so that they tell one story.
     """
@@ -134,7 +148,12 @@ async def _read(
     if job["kind"] == JobKind.SCHEDULE:
         schedule = (await connection.execute(_SCHEDULE, {"id": job_id})).mappings().one()
         going = tuple((await connection.execute(_GOING, {"id": job_id})).scalars())
+    holders: Sequence[int] = ()
+    if job["status"] == JobStatus.BLOCKED and job["concurrency_key"] is not None:
+        named = {"tenant": job["tenant_id"], "name": job["concurrency_key"]}
+        holders = tuple((await connection.execute(_HOLDERS, named)).scalars())
     evidence = Evidence(
+        holders=holders,
         schedule=schedule,
         going=going,
         job=job,
@@ -153,6 +172,9 @@ async def _with_fleet(
     if evidence.is_due and job["stopping_execution_id"] is None:
         nodes = await read_nodes(connection, include_down=True, limit=WORKERS_READ)
         ahead = await _count_ahead(connection, database, job)
+        if job["running_jobs"] is not None:
+            running = await count_running_of(connection, job["tenant_id"])
+            evidence = replace(evidence, running_of_tenant=running)
     elif (worker_id := job["owner_worker_id"] or job["stopping_worker_id"]) is not None:
         node = await read_node(connection, worker_id)
         nodes = [] if node is None else [node]

@@ -70,6 +70,7 @@ JOB_MOVES: Final[tuple[Move, ...]] = (
     Move("submit", _TASK, None, _S.WAITING),
     Move("submit", _TASK, None, _S.BLOCKED),
     Move("unblock", _TASK, _S.BLOCKED, _S.WAITING),
+    Move("block", _TASK, _S.WAITING, _S.BLOCKED),
     Move("claim", _TASK, _S.WAITING, _S.RUNNING),
     Move("reassign", _TASK, _S.RUNNING, _S.RUNNING),
     Move("succeed", _TASK, _S.RUNNING, _S.SUCCEEDED),

@@ -124,6 +124,11 @@ job_info = Table(
     Column("skip_reason", String(32)),
     Column("callback_events", String(64), comment="a comma list; NULL: how it ends"),
     Column("callback_headers", Text, comment="JSON; secret values are sealed"),
+    Column("concurrency_key", String(128)),
+    Column("concurrency_limit", Integer),
+    Column("rate_key", String(128)),
+    Column("rate_per_second", Double),
+    Column("rate_due", BigInteger, comment="the time that its rate key gave it"),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),
@@ -456,6 +461,49 @@ tenant = Table(
     UniqueConstraint("name"),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
+
+tenant_limits = Table(
+    "tenant_limits",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("weight", Double, nullable=False, server_default="1"),
+    Column("submissions_per_second", Double),
+    Column("waiting_jobs", Integer),
+    Column("running_jobs", Integer),
+    Column(
+        "may_borrow",
+        Boolean,
+        nullable=False,
+        server_default="1",
+        comment="more runs than running_jobs, while nobody else wants the slots",
+    ),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""Only tenants with limits have a row, so that reading all limits is reading just those."""
+
+limit_key = Table(
+    "limit_key",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("kind", SmallInteger, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("next_at", BigInteger, nullable=False, comment="microseconds, of a rate"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""A key of a tenant, locked by whoever counts or changes what it limits."""
+
+concurrency_slot = Table(
+    "concurrency_slot",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(128), primary_key=True),
+    Column("waits", SmallInteger, primary_key=True, comment="1 while BLOCKED"),
+    Column("turn", SmallInteger, primary_key=True, comment="9 less the priority"),
+    Column("due", BigInteger, primary_key=True),
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""The jobs that hold a concurrency key, and those that wait for it in the order of their turns."""
 
 api_key = Table(
     "api_key",

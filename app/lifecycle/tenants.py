@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.audit import Actor, Deed, record_deed
+from app.lifecycle.audit import Actor, Deed, record_deed, wire_name
+from app.lifecycle.limits import NO_LIMITS, TenantLimits, read_limits_of, write_limits
 from app.lifecycle.reads import read_now
 from app.plumbing.database import Database
 
@@ -25,6 +26,7 @@ class Tenant:
     name: str
     created_at: int
     disabled_at: int | None
+    limits: TenantLimits = NO_LIMITS
 
 
 class NameTaken(Exception):
@@ -41,7 +43,10 @@ _COLUMNS: Final = "id, name, token, created_at, disabled_at"
 async def read_tenant(connection: AsyncConnection, tenant_id: int) -> Tenant | None:
     """Return one tenant."""
     row = await _by(connection, "id", tenant_id)
-    return None if row is None else _tenant(row)
+    if row is None:
+        return None
+    limits = await read_limits_of(connection, [tenant_id])
+    return _tenant(row, limits.get(tenant_id, NO_LIMITS))
 
 
 async def find_tenant(connection: AsyncConnection, name: str) -> Tenant | None:
@@ -60,7 +65,9 @@ async def list_tenants(
     rows = await connection.execute(
         text(f"SELECT {_COLUMNS} FROM tenant WHERE {where} ORDER BY id LIMIT :limit"), values
     )
-    return [_tenant(row) for row in rows.mappings()]
+    found = rows.mappings().all()
+    limits = await read_limits_of(connection, [row["id"] for row in found])
+    return [_tenant(row, limits.get(row["id"], NO_LIMITS)) for row in found]
 
 
 async def insert_tenant(
@@ -99,8 +106,11 @@ async def change_tenant(
     *,
     name: str | None,
     disabled: bool | None,
+    limits: Mapping[str, Any] | None = None,
 ) -> Tenant | None:
-    """Rename a tenant, or refuse its callers, or let them in again; safe to repeat.
+    """Rename a tenant, refuse its callers, let them in again, limit it; safe to repeat.
+
+    `limits` are the fields of its limits that change; a None takes a limit away.
 
     Raises:
         NameTaken: another one has the name.
@@ -126,8 +136,17 @@ async def change_tenant(
         await connection.execute(
             text(f"UPDATE tenant SET {columns} WHERE id = :id"), {**changes, "id": tenant_id}
         )
+    known = (await read_limits_of(connection, [tenant_id])).get(tenant_id, NO_LIMITS)
+    limited = replace(known, **(limits or {}))
+    if limited != known:
+        await write_limits(connection, tenant_id, limited)
+        for field in limits or {}:
+            if getattr(known, field) != getattr(limited, field):
+                shown = wire_name(field)
+                old[shown], new[shown] = getattr(known, field), getattr(limited, field)
+    if new:
         await _tell(connection, _tenant(row), actor, "change", now, old, new)
-    return _tenant({**row, **changes})
+    return _tenant({**row, **changes}, limited)
 
 
 async def _lock(connection: AsyncConnection, database: Database) -> None:
@@ -165,5 +184,5 @@ async def _tell(
     )
 
 
-def _tenant(row: Any) -> Tenant:
-    return Tenant(row["id"], row["name"], row["created_at"], row["disabled_at"])
+def _tenant(row: Any, limits: TenantLimits = NO_LIMITS) -> Tenant:
+    return Tenant(row["id"], row["name"], row["created_at"], row["disabled_at"], limits)

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.moves.follow import NOTHING, follow_ends
+from app.lifecycle.moves.follow import NOTHING, Followed, follow_ends
 from app.lifecycle.moves.guard import (
     Asked,
     Changed,
@@ -24,6 +24,7 @@ from app.lifecycle.moves.guard import (
 )
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.release import note_stopping
+from app.lifecycle.moves.within_keys import concurrency_key, free_keys
 from app.lifecycle.states import OPEN_EXECUTIONS, ExecutionStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
@@ -81,6 +82,9 @@ async def cancel_job(
     followed = NOTHING
     if job["parent_id"] is not None:
         followed = await follow_ends(connection, [job["id"]])
+    if not running and (key := concurrency_key(job)) is not None:
+        # It may have been let go by its key, and was not claimed yet.
+        followed += Followed(tuple(await free_keys(connection, [key])))
     return Changed(
         job["queue_id"],
         job["priority"],

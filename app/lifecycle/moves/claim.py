@@ -15,8 +15,11 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
+from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.moves.within_keys import keep_within
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
+from app.lifecycle.term import read_term
 from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
 
 _CLAIMABLE: Final = in_list(sources("claim", JobKind.TASK))
@@ -132,7 +135,9 @@ TASK_COLUMNS: Final = (
 # SQLite's write lock covers all rows; elsewhere rows that others hold are skipped.
 _FREE: Final = {
     sqlite: text(
-        f"SELECT {TASK_COLUMNS}, {NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
+        f"SELECT {TASK_COLUMNS}, tenant_id, priority, version, concurrency_key, "
+        "concurrency_limit, rate_key, rate_per_second, rate_due, "
+        f"{NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
         f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
@@ -215,17 +220,24 @@ async def claim(
     token: str,
     term: int,
     ahead_ms: int = 0,
+    later: list[Claimable] | None = None,
 ) -> list[Claimed]:
     """Claim what is still free of `assignments`, and return exactly what this call won.
 
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
     same token: what an earlier, unacknowledged commit won is returned again. What is due within
-    `ahead_ms` may be claimed too: whoever runs it must wait for its time.
+    `ahead_ms` may be claimed too: whoever runs it must wait for its time. What its rate key gave
+    a later time is put into `later`.
     """
     wanted = {row.job_id: row for row in sorted(assignments)}
     found = await connection.execute(_FREE[database.is_sqlite], {"ids": list(wanted)})
-    free = found.mappings().all()
+    free: Sequence[RowMapping] = found.mappings().all()
     now = free[0]["now_ms"] if free else 0
+    keyed = [row for row in free if row["concurrency_key"] or row["rate_key"]]
+    if keyed:
+        free = await _within_keys(
+            connection, database, free, keyed, wanted, term=term, now=now, later=later
+        )
     won = 0
     if free:
         update = await connection.execute(
@@ -257,6 +269,30 @@ async def claim(
         connection, [(row["id"], "params") for row in own if row["params_in_payload"]]
     )
     return [claimed_row(row, long, row["updated_at"]) for row in own]
+
+
+async def _within_keys(
+    connection: AsyncConnection,
+    database: Database,
+    free: Sequence[RowMapping],
+    keyed: Sequence[RowMapping],
+    wanted: Mapping[int, Assignment],
+    *,
+    term: int,
+    now: int,
+    later: list[Claimable] | None,
+) -> list[RowMapping]:
+    """Return what is free without those that their keys do not let begin."""
+    # What the claim would not win anyway must not use up what the keys allow.
+    current = [row for row in keyed if row["version"] == wanted[row["id"]].version]
+    kept: set[int] = set()
+    if current and await read_term(connection) == term:
+        within = await keep_within(connection, database, [dict(row) for row in current], now=now)
+        kept = {row["id"] for row in within.kept}
+        if later is not None:
+            later[:] = within.later
+    left_out = {row["id"] for row in keyed} - kept
+    return [row for row in free if row["id"] not in left_out]
 
 
 def _assignment_row(assignment: Assignment) -> dict[str, Any]:

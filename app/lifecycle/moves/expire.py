@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.lifecycle.moves.follow import NOTHING, Followed, follow_ends
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.submit import insert_expiries
+from app.lifecycle.moves.within_keys import concurrency_key, free_keys
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list, sources
 from app.plumbing.database import NOW_MS, Database
 
@@ -36,7 +37,7 @@ _LOCK: Final = {
     sqlite: text(
         "SELECT id, tenant_id, client_request_id, parent_id, kind, job_name, status, attempt, "
         "execution_id, trigger_ts, next_trigger_time, callback_url, callback_events, "
-        "callback_headers, version, expires_at "
+        "callback_headers, version, expires_at, concurrency_key "
         f"FROM job_info {hint}WHERE id IN :ids ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
@@ -94,11 +95,15 @@ async def expire_jobs(connection: AsyncConnection, database: Database, *, limit:
         _LOOKED, [{"look_at": look["look_at"], "job_id": look["job_id"]} for look in looks]
     )
     children = [job["id"] for job in over if job["parent_id"] is not None]
+    followed = await follow_ends(connection, children)
+    keys = {key for job in over if (key := concurrency_key(job)) is not None}
+    if keys:
+        followed += Followed(tuple(await free_keys(connection, keys)))
     return Expired(
         [job["id"] for job in over],
         owed=any(job["callback_url"] is not None for job in over),
         more=len(looks) == limit,
-        followed=await follow_ends(connection, children),
+        followed=followed,
     )
 
 

@@ -37,7 +37,7 @@ class Changed:
     """The job is as the caller asked. `due_ms` is set if it waits to be claimed.
 
     `stopped` is the (worker, execution) that is to be stopped, `owed` tells of a callback,
-    `followed` is what the end of a schedule's child brought about.
+    `followed` is what the end of a schedule's child, or of what held a key, brought about.
     """
 
     queue_id: int
@@ -102,7 +102,7 @@ _LOCK: Final = {
         f"SELECT {NOW_MS[sqlite]} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, "
         "job_name, job_handler, queue_id, priority, status, owner_worker_id, execution_id, "
         "stopping_execution_id, claim_token, trigger_ts, attempt, callback_url, callback_events, "
-        "callback_headers, expires_at, "
+        "callback_headers, expires_at, concurrency_key, "
         f"next_trigger_time, version, revision, {_TOLD} FROM job_info {hint}"
         f"WHERE id = :id AND tenant_id = :tenant{lock}"
     )

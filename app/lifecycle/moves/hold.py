@@ -7,6 +7,7 @@ from typing import Literal
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.follow import NOTHING, Followed
 from app.lifecycle.moves.guard import (
     Asked,
     Changed,
@@ -19,6 +20,7 @@ from app.lifecycle.moves.guard import (
     target_of,
     tasks_alone,
 )
+from app.lifecycle.moves.within_keys import concurrency_key, free_keys
 from app.lifecycle.states import JobKind, JobStatus
 from app.plumbing.database import Database
 
@@ -46,4 +48,8 @@ async def hold_job(
     target = target_of(verb, job)
     await move_job(connection, job, asked, target, {})
     due = job["next_trigger_time"] if target is JobStatus.WAITING else None
-    return Changed(job["queue_id"], job["priority"], due)
+    followed = NOTHING
+    if verb == "pause" and (key := concurrency_key(job)) is not None:
+        # It may have been let go by its key, and was not claimed yet.
+        followed = Followed(tuple(await free_keys(connection, [key])))
+    return Changed(job["queue_id"], job["priority"], due, followed=followed)

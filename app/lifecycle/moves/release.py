@@ -15,6 +15,7 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.follow import follow_ends
+from app.lifecycle.moves.within_keys import Key, free_keys
 from app.plumbing.database import Database
 
 
@@ -87,8 +88,8 @@ async def release_stopped(connection: AsyncConnection, executions: Sequence[str]
             row = (
                 await connection.execute(
                     text(
-                        "SELECT queue_id, priority, next_trigger_time, parent_id FROM job_info "
-                        "WHERE id = :id"
+                        "SELECT queue_id, priority, next_trigger_time, parent_id, tenant_id, "
+                        "concurrency_key FROM job_info WHERE id = :id"
                     ),
                     {"id": job_id},
                 )
@@ -98,4 +99,7 @@ async def release_stopped(connection: AsyncConnection, executions: Sequence[str]
                 # A child that was replaced by a later fire: that one was waiting for this.
                 followed = await follow_ends(connection, [job_id])
                 released += [Released(*one, stood_behind=True) for one in followed.claimable]
+            if row.concurrency_key is not None:
+                freed = await free_keys(connection, [Key(row.tenant_id, row.concurrency_key)])
+                released += [Released(*one, stood_behind=True) for one in freed]
     return released

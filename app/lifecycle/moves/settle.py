@@ -21,6 +21,7 @@ from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
 from app.lifecycle.moves.owe import callback_row, insert_callbacks, insert_starts, started_row
 from app.lifecycle.moves.release import note_stopping, release_stopped
 from app.lifecycle.moves.submit import insert_payloads
+from app.lifecycle.moves.within_keys import Key, concurrency_key, free_keys
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
 from app.lifecycle.states import (
     OPEN_EXECUTIONS,
@@ -41,7 +42,7 @@ _JOBS: Final = (
     "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
     "retry_interval_ms, retry_backoff, callback_url, callback_events, callback_headers, version, "
-    "next_trigger_time, stopping_execution_id "
+    "next_trigger_time, stopping_execution_id, concurrency_key "
     "FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )
@@ -186,6 +187,7 @@ class _Batch:
         self._starts: list[dict[str, Any]] = []
         self._over: set[str] = set()
         self._ended_children: list[int] = []
+        self._keys: set[Key] = set()
 
     def settle(self, ending: Ending, job: RowMapping | None, log: RowMapping | None) -> Settlement:
         if job is None or log is None or log["job_id"] != job["id"]:
@@ -247,6 +249,8 @@ class _Batch:
         )
         if ended and job["parent_id"] is not None:
             self._ended_children.append(job["id"])
+        if not ending.stopping and (key := concurrency_key(job)) is not None:
+            self._keys.add(key)
         self._end_log(ending, job, log, times)
         delivery = None
         # A run that was given back was no attempt: there is nothing to tell of it.
@@ -368,6 +372,8 @@ class _Batch:
             )
         if self._ended_children:
             followed += await follow_ends(connection, self._ended_children)
+        if self._keys:
+            followed += Followed(tuple(await free_keys(connection, self._keys)))
         return followed
 
 

@@ -73,6 +73,10 @@ class NewJob:
     callback_headers: str | None = None
     expires_at: int | None = None
     params: str | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    rate_key: str | None = None
+    rate_per_second: float | None = None
     labels: dict[str, str] = field(default_factory=dict)
     schedule: NewSchedule | None = None
 
@@ -96,6 +100,10 @@ _FIELDS: Final[dict[str, ColumnType]] = {
     "events": "TEXT",
     "headers": "TEXT",
     "expires": "BIGINT",
+    "ckey": "TEXT",
+    "climit": "BIGINT",
+    "rkey": "TEXT",
+    "rate": "TEXT",
     "params": "TEXT",
     "long": "BIGINT",
 }
@@ -131,6 +139,10 @@ def _plain(sqlite: bool) -> dict[str, str]:
         "callback_events": "v.v_events",
         "callback_headers": "v.v_headers",
         "expires_at": "v.v_expires",
+        "concurrency_key": "v.v_ckey",
+        "concurrency_limit": "v.v_climit",
+        "rate_key": "v.v_rkey",
+        "rate_per_second": "v.v_rate + 0.0",
         "params": "v.v_params",
         "params_in_payload": "v.v_long",
         "created_at": NOW_MS[sqlite],
@@ -270,6 +282,10 @@ def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
         "updated_at": entered.created_at,
         "finished_at": None,
         "expires_at": job.expires_at,
+        "concurrency_key": job.concurrency_key,
+        "concurrency_limit": job.concurrency_limit,
+        "rate_key": job.rate_key,
+        "rate_per_second": job.rate_per_second,
     }
 
 
@@ -308,6 +324,10 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "events": job.callback_events,
         "headers": job.callback_headers,
         "expires": job.expires_at,
+        "ckey": job.concurrency_key,
+        "climit": job.concurrency_limit,
+        "rkey": job.rate_key,
+        "rate": None if job.rate_per_second is None else repr(float(job.rate_per_second)),
         "params": job.params if inline else None,
         "long": int(not inline),
     }

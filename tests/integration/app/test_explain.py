@@ -215,6 +215,45 @@ async def test_a_blocked_job_names_its_parent(api: Door) -> None:
     assert details == {"parentId": parent, "parentStatus": "WAITING"}
 
 
+@explains(_C.CONCURRENCY_LIMIT)
+async def test_a_job_that_waits_for_its_key_names_those_that_hold_it(api: Door) -> None:
+    key = {"concurrencyKey": "customer-7", "concurrencyLimit": 2}
+    ids = [await api.submitted(**key) for _ in range(3)]
+    await claimed(api.database, ids, term=await new_term(api.database))
+    found = await explained(api.client, ids[2])
+    assert codes_of(found) == [_C.CONCURRENCY_LIMIT]
+    assert reason(found, _C.CONCURRENCY_LIMIT)["details"] == {
+        **key,
+        "holders": ids[:2],
+        "more": False,
+    }
+    assert found["nextActions"] == ["cancel"]
+
+
+@explains(_C.RATE_LIMIT)
+async def test_a_job_that_was_put_off_by_its_rate_says_until_when(api: Door) -> None:
+    key = {"rateKey": "mail", "ratePerSecond": 0.01}
+    ids = [await api.submitted(**key) for _ in range(2)]
+    await claimed(api.database, ids, term=await new_term(api.database))
+    found = await explained(api.client, ids[1])
+    assert codes_of(found) == [_C.RATE_LIMIT]
+    details = reason(found, _C.RATE_LIMIT)["details"]
+    assert details["rateKey"] == "mail"
+    assert 90_000 < details["inMs"] <= 100_000
+
+
+@explains(_C.TENANT_AT_LIMIT)
+async def test_a_job_of_a_tenant_with_all_its_runs_says_so(api: Door) -> None:
+    limits = {"runningJobs": 1, "mayBorrow": False}
+    answer = await api.client.patch("/openapi/tenants/0", json={"limits": limits})
+    assert answer.status_code == 200, answer.text
+    first, second = await api.submitted(), await api.submitted()
+    assert _C.TENANT_AT_LIMIT not in codes_of(await explained(api.client, second))
+    await claimed(api.database, [first], term=await new_term(api.database))
+    found = await explained(api.client, second)
+    assert reason(found, _C.TENANT_AT_LIMIT)["details"] == {**limits, "running": 1}
+
+
 @explains(_C.FIRES_LATER)
 async def test_a_schedule_says_when_it_fires(api: Door) -> None:
     job_id = await schedule_of(api)

@@ -1,0 +1,259 @@
+"""How many new jobs a tenant may submit now: by its rate, and by what it has waiting already.
+
+The rate is counted in Redis for all dispatchers together; while Redis is away each counts by
+itself, so that a Redis that is lost refuses nobody. What waits is counted from the rows, up to
+the limit, at most once a second, and less often where counting takes long. A tenant without these
+limits costs neither a statement nor a round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar
+
+import structlog
+from redis.asyncio import Redis
+
+from app.access.limits import LimitBook
+from app.edge.problems import Problem
+from app.lifecycle.limits import count_waiting
+from app.plumbing.database import Database
+from app.plumbing.group_commit import GroupCommit, Overloaded
+from app.plumbing.redis import REDIS_ERRORS
+
+log = structlog.get_logger(__name__)
+
+REDIS_SECONDS: Final = 0.25
+AWAY_SECONDS: Final = 1.0
+"""So long Redis is not asked again after it did not answer."""
+COUNTED_SECONDS: Final = 1.0
+COUNTING_SHARE: Final = 0.05
+"""Of the time no more is spent on counting what one tenant has waiting."""
+WAIT_SECONDS: Final = 1
+MOST_KNOWN: Final = 10_000
+MOST_TOGETHER: Final = 500
+
+Value = TypeVar("Value")
+
+# The generic cell rate algorithm: one number, the time at which the bucket is full again.
+_TAKE: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local each, burst, wanted = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local full = math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0))
+local room = math.floor((now + burst * each - full) / each + 0.000001)
+local taken = math.max(0, math.min(wanted, room))
+full = full + taken * each
+if taken > 0 then
+  redis.call('SET', KEYS[1], string.format('%.0f', full), 'PX', math.ceil((full - now) / 1000) + 1)
+end
+return {taken, math.max(0, room - taken), string.format('%.0f', full - now)}
+"""
+
+
+class Asked(NamedTuple):
+    """So many new jobs of a tenant with this rate."""
+
+    tenant_id: int
+    rate: float
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How many of the wanted tokens there were, how many are left, and when it is full again."""
+
+    taken: int
+    left: int
+    full_in_us: float
+
+
+@dataclass(slots=True)
+class LocalBucket:
+    """The same bucket for this process alone; times are microseconds."""
+
+    full: float = 0.0
+
+    def take(self, wanted: int, *, each: float, burst: int, now: float) -> Taken:
+        """Take up to so many tokens, of which one comes each `each` microseconds."""
+        self.full = max(now, self.full)
+        room = math.floor((now + burst * each - self.full) / each + 1e-6)
+        taken = max(0, min(wanted, room))
+        self.full += taken * each
+        return Taken(taken, max(0, room - taken), self.full - now)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Of the jobs that were asked for so many may be new; `refusal` is for the others.
+
+    `headers` tell what is left, for the answer.
+    """
+
+    count: int
+    refusal: Problem | None
+    headers: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What a tenant had waiting at a time (monotonic seconds), and what it was let in since."""
+
+    waiting: int
+    until: float
+    since: int = 0
+
+
+class Admission:
+    """Says how many of some new jobs of a tenant are within its limits."""
+
+    def __init__(self, database: Database, redis: Redis, prefix: str, limits: LimitBook) -> None:
+        self._database = database
+        self._redis = redis
+        self._prefix = prefix
+        self._limits = limits
+        self._script = redis.register_script(_TAKE)
+        self._away_until = float("-inf")
+        self._buckets: dict[int, LocalBucket] = {}
+        self._counted: dict[int, _Counted] = {}
+        self._counting: dict[int, asyncio.Task[None]] = {}
+        # Those who ask while Redis is being asked share the next round trip.
+        self._takes: GroupCommit[Asked, Taken] = GroupCommit(
+            self._take_together, batch_limit=MOST_TOGETHER, backlog_limit=MOST_KNOWN
+        )
+
+    async def admit(self, tenant_id: int, wanted: int) -> Admitted | None:
+        """Let in up to `wanted` new jobs; None is what has no limit.
+
+        Raises:
+            Problem: `overloaded`.
+            DatabaseUnavailable: what waits cannot be counted.
+        """
+        limits = self._limits.of(tenant_id)
+        rate, most = limits.submissions_per_second, limits.waiting_jobs
+        if (rate is None and most is None) or wanted == 0:
+            return None
+        count, refusal, headers = wanted, None, dict[str, str]()
+        if most is not None:
+            count = min(count, await self._room(tenant_id, most))
+            if count < wanted:
+                refusal = _too_many_waiting(most)
+        if rate is not None:
+            try:
+                taken = await self._takes.add(Asked(tenant_id, rate, count))
+            except Overloaded:
+                raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
+            if taken.taken < count:
+                count, refusal = taken.taken, _too_fast(rate, taken)
+            headers = _headers(rate, taken)
+            if refusal is not None:
+                refusal.headers.update(headers)
+        if (counted := self._counted.get(tenant_id)) is not None:
+            counted.since += count
+        return Admitted(count, refusal, headers)
+
+    async def _take_together(self, asked: Sequence[Asked]) -> list[Taken]:
+        """Take for each tenant what all ask for, and deal it out in the order of asking."""
+        rates = {one.tenant_id: one.rate for one in asked}
+        wanted: Counter[int] = Counter()
+        for one in asked:
+            wanted[one.tenant_id] += one.wanted
+        found = {
+            tenant_id: await self._take(tenant_id, rate, wanted[tenant_id])
+            for tenant_id, rate in rates.items()
+        }
+        left = {tenant_id: taken.taken for tenant_id, taken in found.items()}
+        dealt = []
+        for one in asked:
+            own = min(one.wanted, left[one.tenant_id])
+            left[one.tenant_id] -= own
+            dealt.append(replace(found[one.tenant_id], taken=own))
+        return dealt
+
+    async def _take(self, tenant_id: int, rate: float, wanted: int) -> Taken:
+        each, burst = 1_000_000 / rate, burst_of(rate)
+        if time.monotonic() >= self._away_until:
+            try:
+                async with asyncio.timeout(REDIS_SECONDS):
+                    taken, left, full_in = await self._script(
+                        keys=[f"{self._prefix}:submissions:{tenant_id}"], args=[each, burst, wanted]
+                    )
+                return Taken(int(taken), int(left), float(full_in))
+            except REDIS_ERRORS as error:
+                self._away_until = time.monotonic() + AWAY_SECONDS
+                log.info("submissions_counted_here", error=str(error) or type(error).__name__)
+        bucket = _kept(self._buckets, tenant_id, LocalBucket)
+        return bucket.take(wanted, each=each, burst=burst, now=time.monotonic() * 1_000_000)
+
+    async def _room(self, tenant_id: int, most: int) -> int:
+        counted = self._counted.get(tenant_id)
+        if counted is None or time.monotonic() >= counted.until:
+            counting = self._counting.get(tenant_id)
+            if counting is None:
+                counting = asyncio.ensure_future(self._count(tenant_id, most))
+                self._counting[tenant_id] = counting
+            # One count is for all who wait for it: none of them may cancel it.
+            await asyncio.shield(counting)
+            counted = self._counted.get(tenant_id, _Counted(0, 0.0))
+        return max(0, most - counted.waiting - counted.since)
+
+    async def _count(self, tenant_id: int, most: int) -> None:
+        try:
+            began = time.monotonic()
+            waiting = await self._database.read(
+                lambda connection: count_waiting(connection, tenant_id, most=most)
+            )
+            now = time.monotonic()
+            counted = _kept(self._counted, tenant_id, lambda: _Counted(0, 0.0))
+            counted.waiting, counted.since = waiting, 0
+            counted.until = now + max(COUNTED_SECONDS, (now - began) / COUNTING_SHARE)
+        finally:
+            self._counting.pop(tenant_id, None)
+
+
+def burst_of(rate: float) -> int:
+    """Return how many may come at once: what a second brings, and one at least."""
+    return max(1, math.floor(rate))
+
+
+def _kept(known: dict[int, Value], tenant_id: int, new: Callable[[], Value]) -> Value:
+    if tenant_id not in known:
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[tenant_id] = new()
+    return known[tenant_id]
+
+
+def _headers(rate: float, taken: Taken) -> dict[str, str]:
+    """Write the fields of draft-ietf-httpapi-ratelimit-headers; whole seconds, rounded up."""
+    burst = burst_of(rate)
+    window = math.ceil(burst / rate)
+    full_in = math.ceil(taken.full_in_us / 1_000_000)
+    return {
+        "RateLimit-Policy": f'"submissions";q={burst};w={window}',
+        "RateLimit": f'"submissions";r={taken.left};t={full_in}',
+    }
+
+
+def _too_fast(rate: float, taken: Taken) -> Problem:
+    # The bucket has room for one when it is full but for one.
+    wait_us = taken.full_in_us - (burst_of(rate) - 1) * 1_000_000 / rate
+    return Problem(
+        "too_many_submissions",
+        f"The tenant may submit {rate:g} new jobs a second: repeat this after Retry-After.",
+        retry_after_seconds=max(1, math.ceil(wait_us / 1_000_000)),
+    )
+
+
+def _too_many_waiting(most: int) -> Problem:
+    return Problem(
+        "too_many_waiting",
+        f"{most} jobs of the tenant wait already, which is its limit: repeat this when some "
+        "have begun.",
+        retry_after_seconds=WAIT_SECONDS,
+    )

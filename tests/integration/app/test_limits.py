@@ -1,0 +1,243 @@
+"""Limits of tenants: what is refused, what never is, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.access import admission
+from app.access.admission import LocalBucket, burst_of
+from app.lifecycle.limits import count_running, count_waiting
+from tests.integration.app.rig import (
+    Door,
+    body_of,
+    change,
+    door,
+    fill,
+    insert,
+    new_jobs,
+    opened,
+    rows_of,
+    running_job,
+    value_of,
+)
+from tests.integration.app.test_api import counted
+from tests.integration.app.test_claim_plan import explained
+from tests.support.engines import Engine, migrated
+
+
+@pytest_asyncio.fixture
+async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
+    """A dispatcher that anybody may call."""
+    async with door(migrated_engine) as one:
+        yield one
+
+
+async def limit(api: Door, **limits: Any) -> dict[str, Any]:
+    """Limit the tenant 0, and return once that is known to the dispatcher."""
+    answer = await api.client.patch("/openapi/tenants/0", json={"limits": limits})
+    assert answer.status_code == 200, answer.text
+    await api.parts.limits.refresh()
+    shown: dict[str, Any] = answer.json()["limits"]
+    return shown
+
+
+async def submit_all(api: Door, count: int) -> list[httpx.Response]:
+    """Submit jobs one after the other."""
+    return [await api.submit() for _ in range(count)]
+
+
+async def test_limits_are_shown_changed_taken_away_and_on_record(api: Door) -> None:
+    shown = (await api.client.get("/openapi/tenants/0")).json()["limits"]
+    assert shown == {
+        "weight": 1.0,
+        "submissionsPerSecond": None,
+        "waitingJobs": None,
+        "runningJobs": None,
+        "mayBorrow": True,
+    }
+    assert (await limit(api, weight=2.5, waitingJobs=10))["weight"] == 2.5
+    changed = await limit(api, runningJobs=3, mayBorrow=False)
+    assert (changed["weight"], changed["waitingJobs"], changed["runningJobs"]) == (2.5, 10, 3)
+    (listed,) = (await api.client.get("/openapi/tenants")).json()["items"]
+    assert listed["limits"] == changed
+    newest = (await api.client.get("/openapi/audit")).json()["items"][0]
+    assert newest["before"] == {"runningJobs": None, "mayBorrow": True}
+    assert newest["after"] == {"runningJobs": 3, "mayBorrow": False}
+    cleared = await limit(api, weight=None, waitingJobs=None, runningJobs=None, mayBorrow=None)
+    assert cleared == shown
+    assert await rows_of(api.database, "SELECT * FROM tenant_limits") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weight": 0},
+        {"weight": 1001},
+        {"submissionsPerSecond": 0},
+        {"waitingJobs": 0},
+        {"waitingJobs": 1.5},
+        {"runningJobs": -1},
+        {"runningJobs": "3"},
+        {"mayBorrow": 1},
+        {"unknown": 1},
+    ],
+)
+async def test_a_limit_that_makes_no_sense_is_refused(api: Door, wrong: dict[str, Any]) -> None:
+    answer = await api.client.patch("/openapi/tenants/0", json={"limits": wrong})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == f"/limits/{next(iter(wrong))}"
+
+
+async def test_beyond_its_rate_a_new_job_is_429_and_a_repeat_never(api: Door) -> None:
+    await limit(api, submissionsPerSecond=0.02)
+    first = await api.submit("the-first")
+    assert first.status_code == 202
+    assert first.headers["RateLimit-Policy"] == '"submissions";q=1;w=50'
+    assert first.headers["RateLimit"].startswith('"submissions";r=0;t=')
+    refused = await api.submit()
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_submissions")
+    assert 40 <= int(refused.headers["Retry-After"]) <= 50
+    assert refused.headers["RateLimit"].startswith('"submissions";r=0;t=')
+    again = await api.client.post("/openapi/jobs", json=body_of("the-first"))
+    assert again.status_code == 200
+    assert again.json()["jobId"] == first.json()["jobId"]
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == 1
+
+
+async def test_of_a_batch_as_many_as_there_is_room_for_are_taken_in_order(api: Door) -> None:
+    await limit(api, submissionsPerSecond=5.0)
+    known = (await api.submit("known")).json()["jobId"]
+    jobs = [body_of() for _ in range(10)]
+    jobs.insert(8, body_of("known"))
+    jobs.insert(0, {"jobName": "of no shape"})
+    answer = await api.client.post("/openapi/jobs/batch", json={"jobs": jobs})
+    statuses = [one["httpStatus"] for one in answer.json()["items"]]
+    assert statuses[0] == 422
+    taken = statuses.count(202)
+    # Four are left; one more a fifth of a second.
+    assert 4 <= taken <= 8
+    assert statuses[1 : taken + 1] == [202] * taken
+    assert statuses[9] == (202 if taken >= 9 else 200)
+    assert answer.json()["items"][9]["jobId"] == known
+
+
+async def test_those_who_come_at_once_share_what_there_is(api: Door) -> None:
+    await limit(api, submissionsPerSecond=20.0)
+    answers = await asyncio.gather(*(api.submit() for _ in range(60)))
+    codes = Counter(answer.status_code for answer in answers)
+    assert set(codes) == {202, 429}
+    # The burst, and what comes while they are being answered.
+    assert 20 <= codes[202] <= 50
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == codes[202]
+
+
+async def test_one_rate_holds_over_all_dispatchers(migrated_engine: Engine) -> None:
+    async with door(migrated_engine) as one, door(migrated_engine) as other:
+        await limit(one, submissionsPerSecond=0.1)
+        await other.parts.limits.refresh()
+        assert (await one.submit()).status_code == 202
+        assert (await other.submit()).status_code == 429
+
+
+async def test_without_redis_each_dispatcher_counts_and_refuses_nobody_for_that(
+    migrated_engine: Engine,
+) -> None:
+    away = "redis://127.0.0.1:9/0"
+    async with door(migrated_engine, redis_url=away) as one:
+        await limit(one, submissionsPerSecond=3.0)
+        statuses = [answer.status_code for answer in await submit_all(one, 3)]
+        assert statuses == [202] * 3
+
+
+@given(
+    st.floats(0.01, 1000), st.lists(st.tuples(st.integers(1, 50), st.floats(0, 5e6)), max_size=40)
+)
+def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(
+    rate: float, asked: list[tuple[int, float]]
+) -> None:
+    bucket, each, burst = LocalBucket(), 1_000_000 / rate, burst_of(rate)
+    began = now = 1_000_000_000.0
+    given_out = 0
+    for wanted, pause in asked:
+        now += pause
+        taken = bucket.take(wanted, each=each, burst=burst, now=now)
+        assert 0 <= taken.taken <= wanted
+        assert taken.taken == wanted or taken.left == 0
+        given_out += taken.taken
+        assert given_out <= burst + (now - began) / each + 1e-3
+    rested = bucket.take(burst, each=each, burst=burst, now=now + burst * each + 1)
+    assert rested.taken == burst
+
+
+async def test_while_so_many_wait_a_new_job_is_429_and_then_no_more(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "COUNTED_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "COUNTING_SHARE", float("inf"))
+    await limit(api, waitingJobs=3)
+    # What waits for its time counts, too.
+    statuses = [(await api.submit(delayMs=60_000)).status_code for _ in range(4)]
+    assert statuses == [202, 202, 202, 429]
+    refused = await api.submit("refused")
+    assert refused.json()["code"] == "too_many_waiting"
+    assert int(refused.headers["Retry-After"]) >= 1
+    await change(api.database, "UPDATE job_info SET status = 2 WHERE id = 1")
+    assert (await api.submit("refused")).status_code == 202
+    assert (await api.submit("refused")).status_code == 200
+    assert (await api.submit()).status_code == 429
+
+
+async def test_between_two_counts_what_was_let_in_is_counted(api: Door) -> None:
+    await limit(api, waitingJobs=5)
+    jobs = [body_of() for _ in range(8)]
+    answer = await api.client.post("/openapi/jobs/batch", json={"jobs": jobs})
+    statuses = [one["httpStatus"] for one in answer.json()["items"]]
+    assert statuses == [202] * 5 + [429] * 3
+    assert (await api.submit()).status_code == 429
+
+
+async def test_without_limits_a_submission_costs_no_statement_more(api: Door) -> None:
+    await api.submit()
+    with counted(api.database) as plain:
+        await api.submit()
+    await limit(api, submissionsPerSecond=1000.0, waitingJobs=1000, runningJobs=10, weight=2.0)
+    await api.submit()
+    with counted(api.database) as limited:
+        await api.submit()
+    assert len(plain) == len(limited)
+    assert not [one for one in plain if "limit" in one.lower() and "tenant_limits" in one]
+
+
+async def test_counts_go_by_ranges_of_the_claim_index(migrated_engine: Engine) -> None:
+    async with opened(migrated_engine) as database:
+        (job,) = await new_jobs(database, 1)
+        await fill(database, 3000, status=2, queue_id=job.queue_id, priority=5)
+        await insert(database, 40)
+        await running_job(database)
+        assert await database.read(lambda c: count_waiting(c, 0, most=100)) == 40
+        assert await database.read(lambda c: count_waiting(c, 0, most=7)) == 7
+        assert await database.read(lambda c: count_waiting(c, 1, most=7)) == 0
+        running = await database.read(lambda c: count_running(c, [job.queue_id, 999]))
+        assert running == {job.queue_id: 1}
+
+
+async def test_sqlite_counts_by_the_claim_index(sqlite_engine: Engine) -> None:
+    async with opened(migrated(sqlite_engine)) as database:
+        await insert(database, 5)
+        for status in ("IN (0, 6)", "= 1"):
+            query = f"SELECT id FROM job_info WHERE status {status} AND queue_id IN (1, 2) LIMIT 9"
+            (step, *_) = await explained(database, "EXPLAIN QUERY PLAN", query)
+            assert "ix_job_info_claim (status=? AND queue_id=?)" in step.detail
+
+
+def test_a_burst_is_what_a_second_brings() -> None:
+    assert [burst_of(rate) for rate in (0.01, 1, 2.9, 50)] == [1, 1, 2, 50]
