@@ -133,7 +133,7 @@ def build_parts(ground: Ground) -> Parts:
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
     prober = Prober(ground, roster)
-    sender = Sender(ground, lock, roster, queues, settler)
+    sender = Sender(ground, lock, roster, queues, settler, dresser)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)

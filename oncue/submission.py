@@ -34,6 +34,8 @@ class JobOptions(TypedDict, total=False):
     callback_url: str | None
     callback_events: Sequence[CallbackEvent] | None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None
+    secret_params: bool | None
+    secret_result: bool | None
     expires_at: datetime | None
     labels: Mapping[str, str] | None
     cron: str | None
@@ -67,6 +69,9 @@ class NewJob:
     `callback_url` is called for `callback_events`, by default when the job ends, with
     `callback_headers`; a value of `{"secret": "..."}` is kept encrypted and never shown.
 
+    With `secret_params` the params, with `secret_result` the result are kept encrypted and never
+    shown: the handler gets the params, and only the callback tells the result.
+
     With `cron` or `interval` it is a schedule, which makes such a job at each of its times, from
     `start_at` to `end_at`; the options from `cron` on are those of schedules.
 
@@ -89,6 +94,8 @@ class NewJob:
     callback_url: str | None = None
     callback_events: Sequence[CallbackEvent] | None = None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None = field(default=None, repr=False)
+    secret_params: bool | None = None
+    secret_result: bool | None = None
     expires_at: datetime | None = None
     labels: Mapping[str, str] | None = None
     cron: str | None = None
@@ -146,6 +153,8 @@ class NewJob:
                 name: value if isinstance(value, str) else dict(value)
                 for name, value in self.callback_headers.items()
             },
+            "secretParams": self.secret_params,
+            "secretResult": self.secret_result,
             "expiresAt": _moment(self.expires_at),
             "labels": None if self.labels is None else dict(self.labels),
             "cronExpr": self.cron,

@@ -18,7 +18,7 @@ JOB_COLUMNS: Final = (
     "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
     "callback_url, callback_events, callback_headers, "
     "params, params_in_payload, error_code, error_message, version, revision, "
-    "created_at, updated_at, finished_at, expires_at, nominal_time"
+    "created_at, updated_at, finished_at, expires_at, nominal_time, secret"
 )
 SCHEDULE_COLUMNS: Final = (
     "id, cron_expr, cron_dialect, timezone, dst_gap, dst_fold, interval_ms, interval_mode, "

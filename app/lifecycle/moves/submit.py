@@ -72,7 +72,8 @@ class NewJob:
     callback_events: str | None = None
     callback_headers: str | None = None
     expires_at: int | None = None
-    params: str | None = None
+    params: str | None = field(default=None, repr=False)
+    secret: int = 0
     labels: dict[str, str] = field(default_factory=dict)
     schedule: NewSchedule | None = None
 
@@ -98,6 +99,7 @@ _FIELDS: Final[dict[str, ColumnType]] = {
     "expires": "BIGINT",
     "params": "TEXT",
     "long": "BIGINT",
+    "secret": "BIGINT",
 }
 _SCHEDULE_COLUMNS: Final = tuple(
     one.name for one in fields(NewSchedule) if one.name not in ("cursor_ms", "first_ms")
@@ -133,6 +135,7 @@ def _plain(sqlite: bool) -> dict[str, str]:
         "expires_at": "v.v_expires",
         "params": "v.v_params",
         "params_in_payload": "v.v_long",
+        "secret": "v.v_secret",
         "created_at": NOW_MS[sqlite],
         "updated_at": NOW_MS[sqlite],
     }
@@ -270,6 +273,7 @@ def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
         "updated_at": entered.created_at,
         "finished_at": None,
         "expires_at": job.expires_at,
+        "secret": job.secret,
     }
 
 
@@ -310,6 +314,7 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "expires": job.expires_at,
         "params": job.params if inline else None,
         "long": int(not inline),
+        "secret": job.secret,
     }
 
 
