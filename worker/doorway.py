@@ -42,8 +42,9 @@ class Doorway(HttpToolsProtocol):
         super().__init__(*given, **named)
         self._begun = False
         self._in_head = True
-        self._chunk_bytes = 0
-        self._line_bytes = 0
+        self._head_bytes = 0
+        self._request = 0
+        self._waits_for = 0, True
         self._late: asyncio.TimerHandle | None = None
         self._refusal = HTTPStatus.BAD_REQUEST, "bad_request", "This is no HTTP request."
 
@@ -62,48 +63,43 @@ class Doorway(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless the head of the request is too long."""
+        """Read on, and wait for what is missing of a request; one that came whole arms no timer."""
         super().data_received(data)
-        if self._begun and self._in_head and not self.transport.is_closing():
-            # A line is told of when it ends: one without an end is counted here.
-            self._chunk_bytes += len(data)
-            if self._chunk_bytes > self.most_head_bytes:
+        if not self._begun:
+            if self._late is not None:
+                self._disarm()
+            return
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.most_head_bytes:
                 self._set_head_refusal()
                 self.send_400_response("")
+                return
+        if self._waits_for != (phase := (self._request, self._in_head)):
+            self._waits_for = phase
+            self._expect(self.head_seconds if self._in_head else self.body_seconds)
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the end of a request's head."""
+        """Note that a request has begun."""
         super().on_message_begin()
         self._begun = self._in_head = True
-        self._chunk_bytes = self._line_bytes = 0
-        self._expect(self.head_seconds)
-
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the URL, unless it is too long."""
-        super().on_url(url)
-        if len(self.url) > self.most_head_bytes:
-            self._set_head_refusal()
-            raise _Refused
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header line, unless they are too many or too long."""
-        super().on_header(name, value)
-        self._line_bytes += len(name) + len(value)
-        too_many = len(self.headers) > self.most_header_lines
-        if too_many or self._line_bytes + len(self.url) > self.most_head_bytes:
-            self._set_head_refusal()
-            raise _Refused
+        self._request += 1
+        self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """Begin to wait for the end of the body."""
+        """Serve the request, unless its head is too long."""
+        told = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > self.most_header_lines or told > self.most_head_bytes:
+            self._set_head_refusal()
+            raise _Refused
         self._in_head = False
-        self._expect(self.body_seconds)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Wait for nothing more: the request is there."""
+        """Note that the request is there."""
         self._begun = False
-        self._disarm()
         super().on_message_complete()
 
     def send_400_response(self, _message: str) -> None:

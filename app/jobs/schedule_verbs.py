@@ -53,6 +53,9 @@ TIMING: Final = frozenset(ONLY_SCHEDULES) - frozenset(OF_FIXED_TIMES) - {"max_fi
 """The fields by which the times of a schedule change."""
 
 
+_NO_KEYS: Final = Sealer("")
+
+
 @dataclass(frozen=True, slots=True)
 class ManualFire:
     """A run that a caller asks for now: everything that makes a repeat the same run."""
@@ -64,7 +67,7 @@ class ManualFire:
     digest: str
     own_params: bool
     params: str | None = field(repr=False)
-    sealer: Sealer
+    sealer: Sealer = _NO_KEYS
 
     def kept_digest(self, job: RowMapping) -> str:
         """Return the digest as it is stored: keyed where the params are secret."""
