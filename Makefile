@@ -6,7 +6,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 CONTRACT = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --group contract
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-contract test-faults test-p8 simulate bench bench-compare check verify generate release-api lock clean
+.PHONY: help up test test-contract test-faults test-p8 audit simulate bench bench-compare check verify generate release-api lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ verify: ## Fail when a generated file is stale, or the API breaks clients of the
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m tools.generate --check
 	$(PYTHON_IN_VENV) -m tools.breaking
+
+audit: ## Ask which locked dependencies have known vulnerabilities (needs a network, and says so without)
+	@python3 -m tools.audit $(ARGS)
 
 generate: ## Write the generated files anew
 	@tools/bootstrap dev

@@ -545,3 +545,11 @@ UPDATE schema_revision SET revision = 10 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0010' WHERE alembic_version.version_num = '0009';
 
+-- Running upgrade 0010 -> 0011
+
+ALTER TABLE job_info ADD COLUMN secret SMALLINT NOT NULL COMMENT '1 params, 2 result' DEFAULT '0';
+
+UPDATE schema_revision SET revision = 11 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0011' WHERE alembic_version.version_num = '0010';
+

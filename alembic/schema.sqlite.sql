@@ -195,7 +195,7 @@ CREATE TABLE job_info (
 	revision INTEGER DEFAULT '0' NOT NULL, 
 	created_at BIGINT NOT NULL, 
 	updated_at BIGINT NOT NULL, 
-	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), callback_events VARCHAR(64), callback_headers TEXT, concurrency_key VARCHAR(128), concurrency_limit INTEGER, rate_key VARCHAR(128), rate_per_second DOUBLE, rate_due BIGINT, 
+	finished_at BIGINT, expires_at BIGINT, child_queue_id BIGINT, anchor_at BIGINT, misfire_cap INTEGER, misfire_spacing_ms BIGINT, skip_from BIGINT, skip_reason VARCHAR(32), callback_events VARCHAR(64), callback_headers TEXT, concurrency_key VARCHAR(128), concurrency_limit INTEGER, rate_key VARCHAR(128), rate_per_second DOUBLE, rate_due BIGINT, secret SMALLINT DEFAULT '0' NOT NULL, 
 	CONSTRAINT ck_job_info_client_request_id_length CHECK (length(client_request_id) <= 128), 
 	CONSTRAINT ck_job_info_job_handler_length CHECK (length(job_handler) <= 128), 
 	CONSTRAINT ck_job_info_job_name_length CHECK (length(job_name) <= 128), 

@@ -143,7 +143,7 @@ def build_parts(ground: Ground) -> Parts:
     queues = QueueBook()
     limits = LimitBook(ground.database, ground.bus)
     prober = Prober(ground, roster)
-    sender = Sender(ground, lock, roster, queues, settler)
+    sender = Sender(ground, lock, roster, queues, settler, dresser)
     admission = Admission(ground.settings, ground.metrics)
     loop = DispatchLoop(ground, lock, roster, queues, prober, sender, limits)
 

@@ -19,6 +19,7 @@ from app.access.keys import BadKeys
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.main import create_app, stop_dispatching, why_too_open
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
+from app.plumbing.doorway import ANSWER_HEADERS, Doorway
 from app.plumbing.sealed import BadSecretKeys
 from app.settings import Settings
 
@@ -95,11 +96,12 @@ def http_server(app: FastAPI, settings: Settings) -> Server:
             host=settings.host,
             port=settings.port,
             loop="none",
-            http="httptools",
+            http=Doorway,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
+            headers=ANSWER_HEADERS,
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=75,

@@ -118,6 +118,7 @@ class RegisteredHandler:
     takes_context: bool
     is_async: bool
     params_type: ParamsType | None = None
+    secret_result: bool = False
 
     def call(self, params: Any, context: Callable[[], Context]) -> Any:
         """Call the function with params as it wants them; a coroutine is returned unawaited.
@@ -136,14 +137,16 @@ REGISTRY: dict[str, RegisteredHandler] = {}
 
 
 def handler(
-    name: str, *, isolation: Isolation = "none"
+    name: str, *, isolation: Isolation = "none", secret_result: bool = False
 ) -> Callable[[HandlerFunction], HandlerFunction]:
     """Register `def f(params)` or `def f(params, ctx)`, plain or async, under `name`.
 
     `isolation="process"` runs each execution in a child process, which can be killed on a
     timeout. The return value, which must be JSON, is the job's result. An annotation of `params`
     (a pydantic model, a dataclass, a TypedDict, `list[int]`...) makes it a value of that type;
-    `dict`, `Any` or none leave it as it was submitted.
+    `dict`, `Any` or none leave it as it was submitted. With `secret_result` its results are kept
+    encrypted and never shown: only callbacks tell them. This needs ONCUE_SECRET_KEYS at the
+    dispatchers; what the handler logs, or says in its errors, is not hidden.
 
     Raises:
         ValueError: the name is empty, longer than 128 characters or has control characters,
@@ -162,7 +165,9 @@ def handler(
             raise HandlerNameTaken(f"handler {name!r} is registered by {known.function.__module__}")
         # A handler that is defined inside a function may be annotated with its local names.
         scope = sys._getframe(1).f_locals  # noqa: SLF001
-        REGISTRY[name] = describe_handler(name, function, isolation, scope)
+        REGISTRY[name] = describe_handler(
+            name, function, isolation, scope, secret_result=secret_result
+        )
         return function
 
     return register
@@ -222,6 +227,8 @@ def describe_handler(
     function: Callable[..., Any],
     isolation: Isolation = "none",
     scope: Mapping[str, Any] | None = None,
+    *,
+    secret_result: bool = False,
 ) -> RegisteredHandler:
     """Return what a worker needs to offer `function` under `name`, registering nothing.
 
@@ -239,6 +246,7 @@ def describe_handler(
         takes_context=takes_context(name, function),
         is_async=inspect.iscoroutinefunction(function),
         params_type=params_type_of(name, function, scope or {}),
+        secret_result=secret_result,
     )
 
 

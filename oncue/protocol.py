@@ -91,6 +91,7 @@ class Message(BaseModel):
         frozen=True,
         extra="ignore",
         allow_inf_nan=False,
+        hide_input_in_errors=True,
     )
 
 
@@ -113,7 +114,7 @@ class Run(Message):
     job_name: str
     job_handler: str
     client_request_id: str | None = None
-    params: Any = None
+    params: Any = Field(None, repr=False)
     timeout_ms: Int64 = Field(gt=0)
     shard_index: Int32 = 0
     shard_total: Int32 = 1
@@ -123,6 +124,17 @@ class Run(Message):
         le=60_000,
         description="Begin so long after this request has come, not before. Only workers whose "
         "answers say `waits` are sent it.",
+    )
+    result_key: str | None = Field(
+        None,
+        repr=False,
+        pattern=r"^[A-Za-z0-9_-]{43}=$",
+        description="Seal the result with this key (Fernet) wherever it is kept or sent.",
+    )
+    egress_allow: list[str] | None = Field(
+        None,
+        description="For the handler `http`: networks of the worker's own list that it may call "
+        "besides public ones. null: all of that list.",
     )
 
 
@@ -187,7 +199,10 @@ class Outcome(Message):
     job_id: Int64
     trigger_ts: Int64
     status: OutcomeStatus
-    result: Any = None
+    result: Any = Field(None, repr=False)
+    result_sealed: bool = Field(
+        False, description="`result` is text: the JSON sealed with the `resultKey` of its run."
+    )
     error: Failure | None = None
     retryable: bool = True
     retry_after_ms: Int64 | None = Field(default=None, ge=0)
@@ -238,7 +253,7 @@ class Delivery(Message):
     delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
     try_number: Int32 = Field(ge=1)
     url: str
-    body: str
+    body: str = Field(repr=False)
     headers: dict[str, str] = Field(
         default_factory=dict, repr=False, description="More headers to send with it; some secret."
     )
@@ -350,6 +365,9 @@ class OfferedHandler(Message):
         default=None,
         max_length=64,
         description="SHA-256 (hex) of the text of its `ParamsSchema`; none: params are not typed.",
+    )
+    secret_result: bool | None = Field(
+        default=None, description="true: its results are secret, whatever the job says."
     )
 
 

@@ -145,6 +145,7 @@ class Job(Result):
     `status` is WAITING, RUNNING, SUCCEEDED, FAILED, PAUSED, CANCELLED, BLOCKED or SCHEDULED;
     `attempt` counts the attempts begun so far; `executions` are the newest few, newest first.
     In a list there are none, and `omitted` names what is None because it is long (`get` has it).
+    Secret params, and a secret result, are `{"secret": "********"}`.
     """
 
     job_id: int
@@ -152,6 +153,8 @@ class Job(Result):
     job_name: str
     job_handler: str
     params: Any = None
+    secret_params: bool = False
+    secret_result: bool = False
     status: str
     attempt: int = 0
     max_retry: int = 0

@@ -34,6 +34,8 @@ class JobOptions(TypedDict, total=False):
     callback_url: str | None
     callback_events: Sequence[CallbackEvent] | None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None
+    secret_params: bool | None
+    secret_result: bool | None
     expires_at: datetime | None
     concurrency_key: str | None
     concurrency_limit: int | None
@@ -73,6 +75,8 @@ class NewJob:
 
     Of the jobs of the tenant with one `concurrency_key` at most `concurrency_limit` run at once;
     those with one `rate_key` begin `rate_per_second` apart.
+    With `secret_params` the params, with `secret_result` the result are kept encrypted and never
+    shown: the handler gets the params, and only the callback tells the result.
 
     With `cron` or `interval` it is a schedule, which makes such a job at each of its times, from
     `start_at` to `end_at`; the options from `cron` on are those of schedules.
@@ -96,6 +100,8 @@ class NewJob:
     callback_url: str | None = None
     callback_events: Sequence[CallbackEvent] | None = None
     callback_headers: Mapping[str, str | Mapping[str, str]] | None = field(default=None, repr=False)
+    secret_params: bool | None = None
+    secret_result: bool | None = None
     expires_at: datetime | None = None
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
@@ -157,6 +163,8 @@ class NewJob:
                 name: value if isinstance(value, str) else dict(value)
                 for name, value in self.callback_headers.items()
             },
+            "secretParams": self.secret_params,
+            "secretResult": self.secret_result,
             "expiresAt": _moment(self.expires_at),
             "concurrencyKey": self.concurrency_key,
             "concurrencyLimit": self.concurrency_limit,

@@ -7,7 +7,6 @@ and again is not called for a while: what is held for it goes back uncounted.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import random
 import time
 from collections import OrderedDict, deque
@@ -19,11 +18,11 @@ from typing import Final
 import structlog
 
 from oncue import __version__
-from oncue.addresses import Network, callback_host
+from oncue.addresses import callback_host
 from oncue.protocol import MAX_ANSWER_BYTES, Delivery, DeliveryResult
 from oncue.webhooks import sign_webhook
 from worker.breaker import Breaker
-from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply
+from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply, read_networks
 
 MOST_HELD: Final = 10_000
 MOST_HELD_PER_HOST: Final = 500
@@ -319,7 +318,7 @@ class Deliverer:
                 body=body,
                 timeout_seconds=self._limits.try_seconds,
                 most_bytes=MAX_ANSWER_BYTES,
-                within=_networks(delivery.egress_allow),
+                within=read_networks(delivery.egress_allow),
             )
         except EgressRefused as refusal:
             return failed(str(refusal)), True
@@ -369,10 +368,6 @@ def read_retry_after(status: int, headers: Mapping[str, str], now: float) -> int
     except (ValueError, OverflowError, OSError):
         return None
     return min(max(0, round(seconds * 1000)), LONGEST_RETRY_AFTER_MS)
-
-
-def _networks(texts: Sequence[str] | None) -> list[Network] | None:
-    return None if texts is None else [ipaddress.ip_network(text) for text in texts]
 
 
 def _now() -> float:

@@ -13,6 +13,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -41,6 +42,11 @@ class EgressFailed(Exception):
 
 class _RefusedAddress(OSError):
     """Carries a refusal through aiohttp, which passes on only OSError."""
+
+
+RUN_NETWORKS: ContextVar[list[str] | None] = ContextVar("run_networks", default=None)
+"""What the run at hand may call besides public addresses, by its tenant's word. None: nothing said.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,11 @@ def _open_session(
         trust_env=False,
         auto_decompress=False,
     )
+
+
+def read_networks(texts: Sequence[str] | None) -> list[Network] | None:
+    """Read networks as they go over the wire; None stays None."""
+    return None if texts is None else [ipaddress.ip_network(text) for text in texts]
 
 
 def parse_target(url: str) -> URL:

@@ -23,6 +23,7 @@ from oncue.output import LogOutput
 from worker.capture import CURRENT, stand_in
 from worker.child_frames import ChildPipes
 from worker.clock import DatabaseClock
+from worker.egress import RUN_NETWORKS
 from worker.held import Execution, Phase
 from worker.isolate import kill_group, run_in_child
 from worker.log_buffer import RunLog
@@ -51,6 +52,11 @@ CUT_OFF: Final = Verdict(
 )
 LEASE_LOST: Final = Verdict(
     "returned", code="lease_lost", message="another execution holds the lease of this attempt"
+)
+NO_RESULT_KEY: Final = Verdict(
+    "failed",
+    code="secret_keys_missing",
+    message="the results of this handler are secret, and the dispatcher has no ONCUE_SECRET_KEYS",
 )
 UNWANTED: Final = Verdict("cancelled", code="cancelled", message="the run was no longer wanted")
 
@@ -107,6 +113,9 @@ class Executor:
         if execution.start_at is not None and not self._may_begin():
             # This process may have been paused since it accepted the run, and given up.
             self.stop(execution, CUT_OFF)
+            return
+        if execution.handler.secret_result and execution.run.result_key is None:
+            self.stop(execution, NO_RESULT_KEY)
             return
         if execution.handler.isolation == "process":
             execution.task = self._spawn(self._run_child(execution))
@@ -277,5 +286,6 @@ def handler_trace(error: BaseException) -> str:
 def bind_run(execution: Execution) -> None:
     """From here on in this context, log lines have the run's ids, and the run what is printed."""
     CURRENT.set(execution.log)
+    RUN_NETWORKS.set(execution.run.egress_allow)
     stand_in()
     structlog.contextvars.bind_contextvars(job_id=execution.run.job_id, execution_id=execution.id)

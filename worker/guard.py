@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +23,14 @@ from worker.problems import problem
 GUARDED_PATHS: Final = frozenset({RUN_PATH, CANCEL_PATH, DELIVER_PATH, DRAIN_PATH})
 
 
+NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
+OWN_PAGES: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""For the documentation, whose scripts stand in its page: nothing comes from, or goes, elsewhere.
+"""
 TOO_LARGE: Final = f"a body may have {MAX_INTERNAL_BODY_BYTES} bytes"
 CLOSE: Final = {"connection": "close"}
 
@@ -35,9 +44,22 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""
-        if scope["type"] != "http" or scope["path"] not in GUARDED_PATHS:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        guarded = scope["path"] in GUARDED_PATHS
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered = MutableHeaders(scope=message)
+                answered["Content-Security-Policy"] = NOTHING if guarded else OWN_PAGES
+                if guarded:
+                    answered["Cache-Control"] = "no-store"
+            await send(message)
+
+        await (self._check if guarded else self._app)(scope, receive, send_safely)
+
+    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         if not self._is_allowed(headers.get(b"authorization", b"")):
             response = problem(

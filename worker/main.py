@@ -24,6 +24,7 @@ from fastapi_standalone_docs import StandaloneDocs
 
 from oncue import __version__
 from oncue.handlers import REGISTRY, RegisteredHandler
+from worker.doorway import ANSWER_HEADERS, Doorway
 from worker.guard import Guard
 from worker.logs import configure_logs
 from worker.offered import HandlersNotLoaded, import_handlers
@@ -130,12 +131,13 @@ def http_server(app: FastAPI) -> Server:
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=Doorway,
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
+        headers=ANSWER_HEADERS,
         proxy_headers=False,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,

@@ -78,6 +78,7 @@ def describe_offer(offered: Mapping[str, RegisteredHandler]) -> Offer:
                 isolation=one.isolation,
                 description=one.description,
                 params_digest=digest,
+                secret_result=one.secret_result or None,
             )
         )
     return Offer(tuple(handlers), schemas)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from cryptography.fernet import Fernet
 
 from oncue.protocol import Run
 from worker.verdict import Verdict
@@ -51,6 +52,11 @@ def encode_outcome(
         fields["error"] = {"code": verdict.code, "message": verdict.message}
     if verdict.retry_after_ms is not None:
         fields["retryAfterMs"] = verdict.retry_after_ms
+    if verdict.result_json is not None and run.result_key is not None:
+        # From here on it is nowhere in clear: not in Redis, not on the wire, not in the answers.
+        sealed = Fernet(run.result_key).encrypt(verdict.result_json).decode()
+        verdict = replace(verdict, result_json=orjson.dumps(sealed))
+        fields["resultSealed"] = True
     if verdict.result_json is None:
         wire = small = orjson.dumps(fields)
     else:

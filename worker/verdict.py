@@ -7,7 +7,7 @@ time a child needs to start.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oncue.handlers import Fail, Retry
@@ -22,7 +22,7 @@ class Verdict:
     """How a run ended: a status of the wire protocol, and what goes with it."""
 
     status: str
-    result_json: bytes | None = None
+    result_json: bytes | None = field(default=None, repr=False)
     code: str | None = None
     message: str = ""
     retryable: bool = True

@@ -136,6 +136,16 @@ def submit(
             help="The same, kept encrypted and never shown; NAME=@FILE keeps it out of `ps`."
         ),
     ] = None,
+    secret_params: Annotated[
+        bool,
+        typer.Option(
+            "--secret-params", help="Keep them encrypted and never show them; give them as @FILE."
+        ),
+    ] = False,
+    secret_result: Annotated[
+        bool,
+        typer.Option("--secret-result", help="The same for the result: only callbacks tell it."),
+    ] = False,
     expires_at: Annotated[
         str | None, typer.Option(help="Fails unless an attempt has begun by then, RFC 3339.")
     ] = None,
@@ -203,6 +213,8 @@ def submit(
         "callback_url": callback_url,
         "callback_events": [one.value for one in callback_event] if callback_event else None,
         "callback_headers": headers_of(callback_header, callback_secret_header),
+        "secret_params": secret_params or None,
+        "secret_result": secret_result or None,
         "expires_at": moment_or_none("--expires-at", expires_at),
         "concurrency_key": concurrency_key,
         "concurrency_limit": concurrency_limit,

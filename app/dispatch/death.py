@@ -32,6 +32,7 @@ from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import BEAT, OWED, WAKE
 from app.plumbing.json_text import Unencodable
 from app.plumbing.redis import REDIS_ERRORS
+from app.plumbing.sealed import CannotOpen
 from oncue.protocol import (
     GIVEN_UP,
     LEASE_SECONDS,
@@ -96,6 +97,7 @@ class Deaths:
         self._stall_ms = ground.settings.stall_seconds * 1000
         self._prober = prober
         self._settler = settler
+        self._sealer = ground.sealer
         self._canary: str | None = None
         self._redis_good_since: float | None = None
         self._quiet_since = float("inf")
@@ -248,10 +250,17 @@ class Deaths:
             return Lease.HELD
         if execution_id != run.execution_id:
             return Lease.GONE
+        return self._read_outcome(run, outcome)
+
+    def _read_outcome(self, run: RunningTask | StoppingRun, outcome: str) -> Lease | Ending:
         try:
-            return ending_of(Outcome.model_validate_json(outcome), None)
+            return ending_of(Outcome.model_validate_json(outcome), None, self._sealer)
+        except CannotOpen:
+            # It has ended well: to run it again would be wrong while its key may come.
+            log.warning("result_cannot_be_opened", job_id=run.job_id)
+            return Lease.UNREADABLE
         except (ValidationError, Unencodable):
-            log.warning("unreadable_outcome", job_id=run.job_id, execution_id=execution_id)
+            log.warning("unreadable_outcome", job_id=run.job_id, execution_id=run.execution_id)
             return Lease.GONE
 
 

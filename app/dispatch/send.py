@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.dispatch.lock import DispatchLock
 from app.dispatch.queues import QueueBook
 from app.fleet.balance import choose
+from app.fleet.dress import Dresser
 from app.fleet.reports import ending_of
 from app.fleet.roster import Roster
 from app.fleet.settler import Settler
@@ -28,6 +29,7 @@ from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.ending import Ending
 from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.nodes import Node
+from app.lifecycle.secret_marks import SECRET_RESULT
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.bus import ENDED, LOAD, OWED, Signal
@@ -35,6 +37,7 @@ from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer, Reply
 from app.plumbing.json_text import Unencodable
 from app.plumbing.loops import Loop, Tasks
+from app.plumbing.sealed import CannotOpen, is_sealed
 from oncue.protocol import (
     MAX_RUNS_PER_REQUEST,
     PROTOCOL_VERSION,
@@ -49,6 +52,8 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 NOTE_AFTER_SECONDS: Final = 1.0
+CALLS_URLS: Final = "http"
+"""The built-in handler that calls what its params name: within the networks of their tenant."""
 MAX_SEND_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -66,6 +71,7 @@ class Sender:
         roster: Roster,
         queues: QueueBook,
         settler: Settler,
+        dresser: Dresser,
     ) -> None:
         self._database = ground.database
         self._clock = ground.clock
@@ -73,6 +79,8 @@ class Sender:
         self._roster = roster
         self._queues = queues
         self._settler = settler
+        self._dresser = dresser
+        self._sealer = ground.sealer
         self._client = ground.client
         self._bus = ground.bus
         self._metrics = ground.metrics
@@ -119,8 +127,10 @@ class Sender:
 
     async def _send_batch(self, worker_id: str, runs: list[Claimed], ambiguous: bool) -> None:
         pause = FIRST_PAUSE_SECONDS
+        sent = runs
         try:
-            while (term := self._lock.term) is not None:
+            runs = await self._readable(runs, ambiguous)
+            while runs and (term := self._lock.term) is not None:
                 worker = self._roster.get(worker_id)
                 if worker is None:
                     # Dead or gone: recovery decides, it has the proof.
@@ -154,20 +164,26 @@ class Sender:
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
         finally:
-            for run in runs:
+            for run in sent:
                 self._unanswered.pop(run.execution_id, None)
                 self._roster.answered(worker_id, run.execution_id)
             self._metrics.in_flight.set(len(self._unanswered))
 
     async def _post(self, node: Node, term: int, runs: Sequence[Claimed]) -> Reply | None:
         url = node.url + RUN_PATH
+        try:
+            networks = await self._networks(runs)
+        except DatabaseUnavailable:
+            return None
         body = orjson.dumps(
             {
                 "protocol": PROTOCOL_VERSION,
                 "workerId": node.worker_id,
                 "term": term,
                 "sentAt": int(self._clock.now_ms()),
-                "runs": [self._run_document(run) for run in runs],
+                "runs": [
+                    self._run_document(run, node, networks.get(run.execution_id)) for run in runs
+                ],
             }
         )
         try:
@@ -179,7 +195,61 @@ class Sender:
         self._metrics.sends.labels(str(reply.status)).inc()
         return reply
 
-    def _run_document(self, run: Claimed) -> dict[str, Any]:
+    async def _networks(self, runs: Sequence[Claimed]) -> dict[str, list[str]]:
+        """Return what tenants have said of the networks that their `http` runs may call."""
+        return {
+            run.execution_id: list(allowed)
+            for run in runs
+            if run.job_handler == CALLS_URLS
+            and (allowed := (await self._dresser.wishes(run.tenant_id)).egress_allow) is not None
+        }
+
+    async def _readable(self, runs: list[Claimed], ambiguous: bool) -> list[Claimed]:
+        """Return the runs whose secrets can be opened here; the others fail for now.
+
+        What may have been sent before is left alone: its worker tells how it ends.
+        """
+        closed = [run for run in runs if not self._opens(run)]
+        if not closed:
+            return runs
+        log.error("secrets_cannot_be_opened", executions=_ids(closed))
+        if not ambiguous:
+            await asyncio.gather(*(self._settler.settle(self._closed(run)) for run in closed))
+        return [run for run in runs if run not in closed]
+
+    def _opens(self, run: Claimed) -> bool:
+        if run.secret & SECRET_RESULT and not self._sealer.has_keys:
+            return False
+        if not is_sealed(run.params):
+            return True
+        try:
+            self._sealer.open_body(run.params or "")
+        except CannotOpen:
+            return False
+        return True
+
+    def _closed(self, run: Claimed) -> Ending:
+        return Ending(
+            execution_id=run.execution_id,
+            job_id=run.job_id,
+            status=ExecutionStatus.FAILED,
+            error_code="secret_keys_missing",
+            error_message="ONCUE_SECRET_KEYS of the dispatcher lacks the key of this job's secrets",
+            in_term=self._lock.term or 0,
+        )
+
+    def _secrets(self, run: Claimed, node: Node) -> dict[str, str]:
+        """Give a run whose result is secret the key that its worker seals it with."""
+        if run.secret & SECRET_RESULT or (
+            run.job_handler in node.secret_handlers and self._sealer.has_keys
+        ):
+            return {"resultKey": self._sealer.result_key(run.execution_id)}
+        return {}
+
+    def _run_document(self, run: Claimed, node: Node, networks: list[str] | None) -> dict[str, Any]:
+        params = run.params
+        if params is not None:
+            params = self._sealer.open_body(params)
         return {
             "jobId": run.job_id,
             "executionId": run.execution_id,
@@ -189,11 +259,13 @@ class Sender:
             "jobName": run.job_name,
             "jobHandler": run.job_handler,
             "clientRequestId": run.client_request_id,
-            "params": None if run.params is None else orjson.Fragment(run.params),
+            "params": None if params is None else orjson.Fragment(params),
             "timeoutMs": run.timeout_ms or self._default_timeout_ms,
             "shardIndex": run.shard_index,
             "shardTotal": run.shard_total,
             **self._start(run),
+            **self._secrets(run, node),
+            **({} if networks is None else {"egressAllow": networks}),
         }
 
     def _start(self, run: Claimed) -> dict[str, float]:
@@ -230,7 +302,7 @@ class Sender:
                 refused[answer.execution_id] = str(answer.reason)
                 if answer.reason == "draining":
                     self._roster.mark_draining(worker_id)
-            elif (ending := _stored_outcome(answer, worker_id)) is not None:
+            elif (ending := self._stored_outcome(answer, worker_id)) is not None:
                 endings.append(ending)
             elif answer.owner_execution_id in (None, answer.execution_id):
                 self._accepted[answer.execution_id] = (now, int(self._clock.now_ms()))
@@ -312,6 +384,15 @@ class Sender:
         elsewhere = {run.job_id for run in moved}
         await self._give_back([run for run in runs if run.job_id not in elsewhere], reasons, term)
 
+    def _stored_outcome(self, answer: RunAnswer, worker_id: str) -> Ending | None:
+        """Return the end that a duplicate brought; what cannot be read here is reported yet."""
+        if answer.outcome is None or answer.outcome.execution_id != answer.execution_id:
+            return None
+        try:
+            return ending_of(answer.outcome, worker_id, self._sealer)
+        except (Unencodable, CannotOpen):
+            return None
+
     async def _give_back(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
         """Return runs that no worker has to their queues."""
         await asyncio.gather(
@@ -386,12 +467,3 @@ def _parsed(reply: Reply | None, worker_id: str) -> RunResponse | None:
 def _refused_whole(reply: Reply) -> bool:
     """A 4xx says that nothing of the request was taken; 408, 425 and 429 ask to send it again."""
     return 400 <= reply.status < 500 and reply.status not in (404, 408, 421, 425, 429)
-
-
-def _stored_outcome(answer: RunAnswer, worker_id: str) -> Ending | None:
-    if answer.outcome is None or answer.outcome.execution_id != answer.execution_id:
-        return None
-    try:
-        return ending_of(answer.outcome, worker_id)
-    except Unencodable:
-        return None

@@ -23,6 +23,15 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SERVED_ONCE_STARTED: Final = ("/openapi/", "/internal/")
 _CALLERS: Final = "/openapi/"
 _ALONE: Final = nullcontext()
+_NEVER_KEPT: Final = ("/openapi/", "/internal/")
+NOTHING: Final = "default-src 'none'; frame-ancestors 'none'"
+OWN_PAGES: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""For the documentation, whose scripts stand in its page: nothing comes from, or goes, elsewhere.
+"""
 _QUIET_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/internal/")
 
 
@@ -85,7 +94,12 @@ class RequestEdge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["X-Request-Id"] = request_id
+                bare = path.startswith(_NEVER_KEPT)
+                answered["Content-Security-Policy"] = NOTHING if bare else OWN_PAGES
+                if bare:
+                    answered["Cache-Control"] = "no-store"
             await send(message)
 
         received = 0

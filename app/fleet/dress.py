@@ -122,7 +122,7 @@ def _delivery(owed: OwedDelivery, wishes: Wishes, sealer: Sealer) -> Delivery:
         delivery_id=owed.delivery_id,
         try_number=owed.try_number,
         url=owed.url,
-        body=owed.body,
+        body=sealer.open_body(owed.body),
         headers={} if owed.headers is None else open_headers(json.loads(owed.headers), sealer),
         signing=None if wishes.signing is None else list(wishes.signing),
         egress_allow=None if wishes.egress_allow is None else list(wishes.egress_allow),

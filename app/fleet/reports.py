@@ -24,6 +24,7 @@ from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import LOAD, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.json_text import Unencodable, plain_json
+from app.plumbing.sealed import CannotOpen, Sealer
 from oncue.protocol import (
     MAX_REPORTS_PER_REQUEST,
     MAX_RESULT_BYTES,
@@ -70,6 +71,7 @@ class Reports:
         self._dresser = dresser
         self._metrics = ground.metrics
         self._schedule = ground.settings.callback_schedule_seconds
+        self._sealer = ground.sealer
 
     async def take(self, body: bytes, by_key: GroupKey | None = None) -> ReportsResponse:
         """Store a batch of reports and acknowledge each that is stored.
@@ -88,7 +90,7 @@ class Reports:
         endings = [
             ending
             for report in envelope.get("outcomes", [])
-            if (ending := read_ending(report, deliver_by)) is not None
+            if (ending := read_ending(report, deliver_by, self._sealer)) is not None
         ]
         stopped = [str(one) for one in envelope.get("stopped", [])]
         tries = _read_tries(envelope.get("tries", []))
@@ -219,8 +221,12 @@ def _read_tries(raw: list[Any]) -> list[DeliveryResult]:
     return results
 
 
-def read_ending(report: Any, deliver_by: str | None) -> Ending | None:
-    """Read one report; an unreadable one of a known execution becomes `result_unstorable`."""
+def read_ending(report: Any, deliver_by: str | None, sealer: Sealer) -> Ending | None:
+    """Read one report; an unreadable one of a known execution becomes `result_unstorable`.
+
+    None is one that is not acknowledged: nobody can tell whose it is, or the key of its secret
+    result is not here, but may come.
+    """
     if not isinstance(report, dict):
         return None
     execution_id, job_id = report.get("executionId"), report.get("jobId")
@@ -240,22 +246,26 @@ def read_ending(report: Any, deliver_by: str | None) -> Ending | None:
     )
     try:
         outcome = Outcome.model_validate(report)
-        return ending_of(outcome, deliver_by)
+        return ending_of(outcome, deliver_by, sealer)
+    except CannotOpen:
+        log.warning("result_cannot_be_opened", job_id=job_id, execution_id=execution_id)
+        return None
     except (ValidationError, Unencodable):
         return unstorable(bare)
 
 
-def ending_of(outcome: Outcome, deliver_by: str | None) -> Ending:
+def ending_of(outcome: Outcome, deliver_by: str | None, sealer: Sealer) -> Ending:
     """Turn a worker's outcome into the ending to settle.
 
     Raises:
         Unencodable: the result has no JSON form.
+        CannotOpen: it is sealed with a key that is not here.
     """
     result = None
     code = None if outcome.error is None else _text(outcome.error.code)
     message = None if outcome.error is None else _text(outcome.error.message)
     if outcome.status is OutcomeStatus.SUCCEEDED:
-        result = plain_json(outcome.result)
+        result = _result_text(outcome, sealer)
         if len(result.encode()) > MAX_RESULT_BYTES:
             return replace(
                 unstorable(
@@ -285,7 +295,20 @@ def ending_of(outcome: Outcome, deliver_by: str | None) -> Ending:
         started_at=outcome.started_at,
         finished_at=outcome.finished_at,
         deliver_by=deliver_by,
+        secret=outcome.result_sealed,
     )
+
+
+def _result_text(outcome: Outcome, sealer: Sealer) -> str:
+    if not outcome.result_sealed:
+        return plain_json(outcome.result)
+    if not isinstance(outcome.result, str):
+        raise Unencodable("what is sealed is text")
+    opened = sealer.open_result(outcome.execution_id, outcome.result)
+    try:
+        return plain_json(json.loads(opened))
+    except (ValueError, RecursionError):
+        raise Unencodable("what was sealed is not JSON") from None
 
 
 def _envelope(body: bytes) -> dict[str, Any]:

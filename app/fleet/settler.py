@@ -34,6 +34,7 @@ class Settler:
         self._database = ground.database
         self._bus = ground.bus
         self._metrics = ground.metrics
+        self._sealer = ground.sealer
         self._commits: GroupCommit[Ending, Settlement] = GroupCommit(
             self._commit,
             batch_limit=BATCH_LIMIT,
@@ -46,6 +47,7 @@ class Settler:
 
         Raises:
             DatabaseUnavailable: nothing is known to be stored.
+            NoSecretKeys: its result is secret, and there is no key to seal it with.
         """
         try:
             return await self._commits.add(ending)
@@ -64,7 +66,7 @@ class Settler:
 
     async def _commit(self, endings: Sequence[Ending]) -> list[Settlement]:
         async def write(connection: AsyncConnection) -> list[Settlement]:
-            return await settle(connection, self._database, endings)
+            return await settle(connection, self._database, endings, self._sealer)
 
         settlements = await self._database.write(write)
         self._tell(endings, settlements)

@@ -13,12 +13,11 @@ from app.edge.problems import Problem, invalid
 from app.fleet.live import LiveFleet
 from app.lifecycle.callback_body import ENDS, EVENT_WORDS
 from app.plumbing.database import DatabaseUnavailable
-from app.plumbing.sealed import HOW_TO, NoSecretKeys, Sealer
+from app.plumbing.sealed import HOW_TO, MASK, NoSecretKeys, Sealer
 from oncue.addresses import is_allowed, spelled_address
 
 MAX_HEADERS: Final = 16
 MAX_HEADERS_BYTES: Final = 4096
-MASK: Final = "********"
 EventWord = Literal["succeeded", "failed", "cancelled", "started", "retrying"]
 DEFAULT_EVENTS: Final = tuple(EVENT_WORDS[status] for status in ENDS)
 

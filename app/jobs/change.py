@@ -16,7 +16,12 @@ from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.announce import announce
-from app.jobs.callback_fields import kept_events, kept_headers, refused_callback
+from app.jobs.callback_fields import (
+    kept_events,
+    kept_headers,
+    no_secret_keys,
+    refused_callback,
+)
 from app.jobs.check_params import refused_params
 from app.jobs.digest import request_digest
 from app.jobs.look import find_job, no_such_job
@@ -35,7 +40,7 @@ from app.lifecycle.moves.trigger import OtherParams, trigger_job
 from app.lifecycle.reads import live_children, read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
-from app.plumbing.sealed import Sealer
+from app.plumbing.sealed import NoSecretKeys, Sealer
 from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
@@ -152,7 +157,7 @@ class Changes:
         asked = _asked(caller, job_id, "trigger")
         other = None
         if "params" in request.model_fields_set:
-            other = OtherParams(params_text(request.params))
+            other = OtherParams(params_text(request.params), self._ground.sealer)
             repeats = request.client_request_id if _names_its_run(request) else None
             await self._check_params(asked, request.params, other.params, repeats)
         manual = self._manual_fire(job_id, sent, request, other)
@@ -173,7 +178,10 @@ class Changes:
                 of_schedules=() if manual.request_id is None else ("clientRequestId",),
             )
 
-        changed = await self._write("trigger", asked, work)
+        try:
+            changed = await self._write("trigger", asked, work)
+        except NoSecretKeys:
+            raise no_secret_keys("/params") from None
         if outcome.child_id is None:
             announce(self._ground, "trigger", [(job_id, changed)])
             return await self._look(caller, job_id)
@@ -193,6 +201,7 @@ class Changes:
             digest=request_digest({**sent, "jobId": job_id}),
             own_params=other is not None,
             params=None if other is None else other.params,
+            sealer=self._ground.sealer,
         )
 
     async def revise(
@@ -237,7 +246,10 @@ class Changes:
                 revise_schedule=revise,
             )
 
-        changed = await self._write("change", asked, work)
+        try:
+            changed = await self._write("change", asked, work)
+        except NoSecretKeys:
+            raise no_secret_keys("/params") from None
         announce(self._ground, "change", [(job_id, changed)])
         self._schedules.tell(outcome)
         return await self._look(caller, job_id)
@@ -361,5 +373,6 @@ def _new_values(request: ChangeJob, sealer: Sealer) -> NewValues:
         delay_ms=request.delay_ms if "delay_ms" in fields else None,
         new_params="params" in fields,
         params=params_text(request.params),
+        sealer=sealer,
         of_schedules=tuple(ONLY_SCHEDULES[name] for name in ONLY_SCHEDULES if name in fields),
     )

@@ -1,13 +1,19 @@
-"""The digest of a request: a short hash of each field as it was sent, before defaults."""
+"""The digest of a request: a short hash of each field as it was sent, before defaults.
+
+A field that holds a secret is kept as a keyed hash: from a plain one a short secret is guessed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from app.plumbing.json_text import plain_json
+from app.plumbing.sealed import Sealer
+
+_NO_KEYS: Final = Sealer("")
 
 
 def request_digest(sent: Mapping[str, Any]) -> str:
@@ -24,6 +30,22 @@ def request_digest(sent: Mapping[str, Any]) -> str:
     return json.dumps(digests, separators=(",", ":"))
 
 
+def secret_fields(sent: Mapping[str, Any]) -> list[str]:
+    """Name the fields of a valid submission that hold a secret."""
+    headers = sent.get("callbackHeaders") or {}
+    has_secret = any(isinstance(value, dict) for value in headers.values())
+    return ["params"] * bool(sent.get("secretParams")) + ["callbackHeaders"] * has_secret
+
+
+def kept_digest(digest: str, secret: Iterable[str], owner: str, sealer: Sealer) -> str:
+    """Return a digest as it is stored: the hashes of these fields keyed, and the owner's own."""
+    digests = json.loads(digest)
+    for name in secret:
+        if name in digests:
+            digests[name] = sealer.keyed_digest(f"{owner}:{name}:{digests[name]}")
+    return json.dumps(digests, separators=(",", ":"))
+
+
 def _bytes_of(value: Any) -> bytes:
     """Write most values, which are text or small numbers, without an encoder of their own."""
     if type(value) is int and -(2**63) <= value < 2**63:
@@ -31,7 +53,19 @@ def _bytes_of(value: Any) -> bytes:
     return plain_json(value, sort_keys=True).encode()
 
 
-def differing_fields(stored: str, sent: str) -> list[str]:
-    """Name the fields in which two digests differ, sorted."""
+def differing_fields(
+    stored: str, sent: str, *, owner: str = "", sealer: Sealer = _NO_KEYS
+) -> list[str]:
+    """Name the fields in which a stored digest and that of a request differ, sorted.
+
+    A keyed hash whose key is gone counts as equal: an honest repeat is never refused.
+    """
     before, now = json.loads(stored), json.loads(sent)
-    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+    def differ(name: str) -> bool:
+        old, new = before.get(name), now.get(name)
+        if old is not None and new is not None and "." in old:
+            return not sealer.may_be(old, f"{owner}:{name}:{new}")
+        return bool(old != new)
+
+    return sorted(name for name in before.keys() | now.keys() if differ(name))

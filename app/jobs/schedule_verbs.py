@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.edge.problems import Problem
 from app.ground import Ground
-from app.jobs.digest import differing_fields
+from app.jobs.digest import differing_fields, kept_digest
 from app.jobs.schedule_fields import (
     OF_FIXED_TIMES,
     ONLY_SCHEDULES,
@@ -35,10 +35,12 @@ from app.lifecycle.moves.fire import (
 )
 from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown, lock_job, move_job
-from app.lifecycle.moves.revise import NewValues, store_params
+from app.lifecycle.moves.revise import NewValues, kept_params, store_params
 from app.lifecycle.moves.submit import find_by_request
+from app.lifecycle.secret_marks import SECRET_PARAMS
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
+from app.plumbing.sealed import Sealer
 from app.schedules.decide import FIXED_DELAY, first_fire, passed_over, spread_ms_of
 from app.schedules.spawn import announce, fire_locked, skip_of, wake
 from app.schedules.zone import UnknownZone
@@ -51,6 +53,9 @@ TIMING: Final = frozenset(ONLY_SCHEDULES) - frozenset(OF_FIXED_TIMES) - {"max_fi
 """The fields by which the times of a schedule change."""
 
 
+_NO_KEYS: Final = Sealer("")
+
+
 @dataclass(frozen=True, slots=True)
 class ManualFire:
     """A run that a caller asks for now: everything that makes a repeat the same run."""
@@ -61,7 +66,18 @@ class ManualFire:
     request_id: str | None
     digest: str
     own_params: bool
-    params: str | None
+    params: str | None = field(repr=False)
+    sealer: Sealer = _NO_KEYS
+
+    def kept_digest(self, job: RowMapping) -> str:
+        """Return the digest as it is stored: keyed where the params are secret."""
+        if not job["secret"] & SECRET_PARAMS:
+            return self.digest
+        return kept_digest(self.digest, ["params"], self.owner(job), self.sealer)
+
+    def owner(self, job: RowMapping) -> str:
+        """Name whose digest it is."""
+        return f"{job['tenant_id']}:{self.request_id}"
 
 
 @dataclass(slots=True)
@@ -154,7 +170,8 @@ class ScheduleVerbs:
             columns["next_trigger_time"] = job["now_ms"]  # the next look ends it
         changes = {**values.columns, **columns}
         if values.new_params:
-            changes |= await store_params(connection, self._database, job["id"], values.params)
+            params = kept_params(job, values.params, values.sealer)
+            changes |= await store_params(connection, self._database, job["id"], params)
         await move_job(connection, job, asked, JobStatus(job["status"]), changes)
         return Changed(job["queue_id"], values.columns.get("priority", job["priority"]))
 
@@ -240,6 +257,9 @@ class ScheduleVerbs:
         """
         if await self._is_repeat(connection, job, manual, outcome):
             return
+        own = None
+        if manual.own_params:
+            own = kept_params(job, manual.params, manual.sealer)
         born = await spawn_children(
             connection,
             self._database,
@@ -250,9 +270,9 @@ class ScheduleVerbs:
                     manual.nominal_ms,
                     key=manual.key,
                     request_id=manual.request_id,
-                    digest=manual.digest,
+                    digest=manual.kept_digest(job),
                     own_params=manual.own_params,
-                    params=manual.params,
+                    params=own,
                 )
             ],
             token=manual.token,
@@ -287,7 +307,12 @@ class ScheduleVerbs:
             outcome.is_new = True  # by an earlier try of this transaction
         elif known["parent_id"] != job["id"]:
             raise _taken(known["id"], "jobId")
-        elif fields := differing_fields(known["request_digest"], manual.digest):
+        elif fields := differing_fields(
+            known["request_digest"],
+            manual.digest,
+            owner=manual.owner(job),
+            sealer=manual.sealer,
+        ):
             raise _taken(known["id"], *fields)
         outcome.child_id = known["id"]
         return True

@@ -109,6 +109,14 @@ class SubmitJob(_Wire):
     job_name: Name
     job_handler: Key = Field(description="The name of the function that workers offer.")
     params: Any = Field(None, description="Any JSON, up to 64 KiB; the handler's argument.")
+    secret_params: bool = Field(
+        False, strict=True, description="`params` are kept encrypted and never shown."
+    )
+    secret_result: bool = Field(
+        False,
+        strict=True,
+        description="The result is kept encrypted and not shown: only the callback tells it.",
+    )
     run_at: Moment | None = Field(None, description="RFC 3339 with an offset.")
     delay_ms: int | None = Field(None, ge=0, le=MAX_DELAY_MS, strict=True)
     callback_url: CallbackUrl | None = Field(
@@ -381,7 +389,9 @@ class Job(_Wire):
     client_request_id: str | None
     job_name: str
     job_handler: str
-    params: Any
+    params: Any = Field(description='Secret ones are `{"secret": "********"}`.')
+    secret_params: bool
+    secret_result: bool
     status: StatusWord
     attempt: int = Field(description="Attempts begun so far; at most maxRetry + 1.")
     max_retry: int

@@ -19,9 +19,14 @@ from app.access.limits import LimitBook
 from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
-from app.jobs.callback_fields import kept_events, kept_headers, refused_callback
+from app.jobs.callback_fields import (
+    kept_events,
+    kept_headers,
+    no_secret_keys,
+    refused_callback,
+)
 from app.jobs.check_params import refused_params
-from app.jobs.digest import differing_fields, request_digest
+from app.jobs.digest import differing_fields, kept_digest, request_digest, secret_fields
 from app.jobs.look import EXECUTIONS_SHOWN, find_job
 from app.jobs.schedule_fields import schedule_of
 from app.jobs.schemas import MAX_PARAMS_BYTES, SubmitJob
@@ -35,11 +40,13 @@ from app.lifecycle.moves.submit import (
 )
 from app.lifecycle.reads import JobRecord, ensure_queue, read_job
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
+from app.lifecycle.secret_marks import marks
 from app.lifecycle.token import new_token
 from app.plumbing.bus import FIRE, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.json_text import Unencodable, plain_json
+from app.plumbing.sealed import NoSecretKeys
 from app.plumbing.times import epoch_ms
 
 MAX_DEPTH: Final = 200
@@ -69,6 +76,8 @@ class Checked:
 
     new: NewJob
     refusal: Problem | None = None
+    digest: str = ""
+    """Of the request as it came; the stored one may be keyed."""
 
 
 class Submitter:
@@ -166,7 +175,7 @@ class Submitter:
         new = checked.new
         try:
             if checked.refusal is not None:
-                return await self._only_repeated(caller, new, checked.refusal)
+                return await self._only_repeated(caller, checked, checked.refusal)
             one = await (self._commits.add(new) if entered is None else entered)
         except Overloaded:
             raise _overloaded() from None
@@ -204,9 +213,10 @@ class Submitter:
             requirement = requirement_of(request.labels)
         except RequirementTooLong as error:
             raise invalid(str(error), "/labels") from None
-        headers, closed = None, None
+        headers, kept, closed = None, params, None
         try:
             headers = kept_headers(request.callback_headers, self._sealer)
+            kept = self._kept_params(request, params)
         except Problem as problem:
             closed = problem
         schedule, refusal = schedule_of(
@@ -226,7 +236,7 @@ class Submitter:
         new = NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
-            request_digest=digest,
+            request_digest=self._kept_digest(sent, digest, caller.tenant_id),
             submit_token=new_token(),
             job_name=request.job_name,
             job_handler=request.job_handler,
@@ -242,15 +252,38 @@ class Submitter:
             callback_events=kept_events(request.callback_events),
             callback_headers=headers,
             expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
-            params=params,
+            params=kept,
             concurrency_key=request.concurrency_key,
             concurrency_limit=request.concurrency_limit,
             rate_key=request.rate_key,
             rate_per_second=request.rate_per_second,
+            secret=marks(params=request.secret_params, result=request.secret_result),
             labels=request.labels,
             schedule=schedule,
         )
-        return Checked(new, refusal)
+        return Checked(new, refusal, digest)
+
+    def _kept_params(self, request: SubmitJob, params: str | None) -> str | None:
+        """Return params as they are stored.
+
+        Raises:
+            Problem: `secret_keys_missing`.
+        """
+        if request.secret_result and not self._sealer.has_keys:
+            raise no_secret_keys("/secretResult")
+        if not request.secret_params:
+            return params
+        try:
+            return self._sealer.seal_body("null" if params is None else params)
+        except NoSecretKeys:
+            raise no_secret_keys("/secretParams") from None
+
+    def _kept_digest(self, sent: dict[str, Any], digest: str, tenant_id: int) -> str:
+        secret = secret_fields(sent)
+        if not secret:
+            return digest
+        owner = _owner(tenant_id, sent["clientRequestId"])
+        return kept_digest(digest, secret, owner, self._sealer)
 
     async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
         key = (tenant_id, job_handler, requirement)
@@ -294,12 +327,13 @@ class Submitter:
         found = await self._database.read(lambda connection: find_by_request(connection, keys))
         return [found.get(key) for key in keys]
 
-    async def _only_repeated(self, caller: Caller, new: NewJob, refusal: Problem) -> Submitted:
+    async def _only_repeated(self, caller: Caller, checked: Checked, refusal: Problem) -> Submitted:
         """Answer for the job that was stored before; there is none: the refusal stands."""
+        new = checked.new
         row = await self._lookups.add((new.tenant_id, new.client_request_id))
         if row is None:
             raise refusal
-        return await self._repeated(caller, Checked(new, refusal), row["id"])
+        return await self._repeated(caller, checked, row["id"])
 
     async def _warnings(self, job_handler: str) -> list[dict[str, str]]:
         try:
@@ -322,7 +356,12 @@ class Submitter:
             # Retention took the old job a moment ago: now the request is a new one.
             return await self.enter(caller, checked)
         self._metrics.repeated.inc()
-        fields = differing_fields(record.job["request_digest"], checked.new.request_digest)
+        fields = differing_fields(
+            record.job["request_digest"],
+            checked.digest,
+            owner=_owner(caller.tenant_id, checked.new.client_request_id),
+            sealer=self._sealer,
+        )
         if fields:
             raise Problem(
                 "request_conflict",
@@ -339,6 +378,11 @@ class Submitter:
                 connection, job_id, tenant_id=caller.tenant_id, executions=EXECUTIONS_SHOWN
             )
         )
+
+
+def _owner(tenant_id: int, request_id: str) -> str:
+    """Name whose digest it is: equal secrets of two requests have different ones."""
+    return f"{tenant_id}:{request_id}"
 
 
 def _overloaded() -> Problem:

@@ -14,8 +14,10 @@ from app.lifecycle.moves.backfill import WORDS
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
 from app.lifecycle.run_logs import KeptLine
+from app.lifecycle.secret_marks import SECRET_PARAMS, SECRET_RESULT
 from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, ExecutionStatus, JobStatus
 from app.plumbing.json_text import plain_json
+from app.plumbing.sealed import MASK, is_sealed
 from app.plumbing.times import rfc3339
 
 
@@ -25,7 +27,7 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
     status = JobStatus(job["status"])
     result = None
     if status is JobStatus.SUCCEEDED:
-        result = _fragment(record.results.get(job["execution_id"]))
+        result = _shown(record.results.get(job["execution_id"]))
     waits = status not in TERMINAL_JOBS and status is not JobStatus.RUNNING
     schedule = record.schedule
     if schedule is not None and schedule["end_at"] is not None and job["next_trigger_time"]:
@@ -37,7 +39,9 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         "clientRequestId": job["client_request_id"],
         "jobName": job["job_name"],
         "jobHandler": job["job_handler"],
-        "params": _fragment(record.params),
+        "params": _shown(record.params),
+        "secretParams": bool(job["secret"] & SECRET_PARAMS),
+        "secretResult": bool(job["secret"] & SECRET_RESULT),
         "status": status.name,
         "attempt": job["attempt"],
         "maxRetry": job["max_retry"],
@@ -156,7 +160,7 @@ def execution_view(row: RowMapping, results: Mapping[str, str]) -> dict[str, Any
         "startedAt": _time(row["started_at"]),
         "finishedAt": _time(row["finished_at"]),
         "progress": _progress(row),
-        "result": _fragment(results.get(row["execution_id"])),
+        "result": _shown(results.get(row["execution_id"])),
         "error": _error(row["error_code"], row["error_message"]),
         "reason": row["reason"],
     }
@@ -247,6 +251,11 @@ def _progress(row: RowMapping | None) -> dict[str, Any] | None:
         "text": row["progress_text"] or "",
         "at": rfc3339(row["progress_at"]),
     }
+
+
+def _shown(body: str | None) -> Any:
+    """Show params or a result; of a secret one only that there is one."""
+    return {"secret": MASK} if is_sealed(body) else _fragment(body)
 
 
 def _fragment(body: str | None) -> Any:

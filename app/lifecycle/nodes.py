@@ -41,6 +41,8 @@ class Node:
     last_heartbeat: int
 
     handler_names: frozenset[str]
+    secret_handlers: frozenset[str] = frozenset()
+    """Those whose results are secret, whatever a job says."""
     egress_allow: tuple[Network, ...] | None = None
     """What it may call besides public addresses; None: it does not say."""
     worker_group: str | None = None
@@ -227,6 +229,9 @@ def _node(row: RowMapping) -> Node:
         state=WorkerState(row["state"]),
         handlers=handlers,
         handler_names=frozenset(handler["name"] for handler in handlers),
+        secret_handlers=frozenset(
+            handler["name"] for handler in handlers if handler.get("secret_result")
+        ),
         labels=orjson.loads(row["labels"]),
         capacity=row["capacity"],
         weight=row["weight"],

@@ -18,7 +18,7 @@ JOB_COLUMNS: Final = (
     "execution_id, attempt, max_retry, retry_interval_ms, retry_backoff, timeout_ms, "
     "callback_url, callback_events, callback_headers, "
     "params, params_in_payload, error_code, error_message, version, revision, "
-    "created_at, updated_at, finished_at, expires_at, nominal_time, concurrency_key, "
+    "created_at, updated_at, finished_at, expires_at, nominal_time, secret, concurrency_key, "
     "concurrency_limit, rate_key, rate_per_second"
 )
 SCHEDULE_COLUMNS: Final = (

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 10
+SCHEMA_REVISION: Final = 11
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -129,6 +129,9 @@ job_info = Table(
     Column("rate_key", String(128)),
     Column("rate_per_second", Double),
     Column("rate_due", BigInteger, comment="the time that its rate key gave it"),
+    Column(
+        "secret", SmallInteger, nullable=False, server_default="0", comment="1 params, 2 result"
+    ),
     UniqueConstraint("tenant_id", "client_request_id"),
     UniqueConstraint("parent_id", "nominal_time", "shard_index", "child_key"),
     Index("ix_job_info_claim", "status", "queue_id", "priority", "next_trigger_time", "id"),

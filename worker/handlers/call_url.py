@@ -11,7 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from oncue import __version__
 from oncue.handlers import Context, Fail, Retry
 from worker.deliver import read_retry_after
-from worker.egress import Egress, EgressFailed, EgressRefused, EgressReply
+from worker.egress import (
+    RUN_NETWORKS,
+    Egress,
+    EgressFailed,
+    EgressRefused,
+    EgressReply,
+    read_networks,
+)
 
 LONGEST_CALL_SECONDS: Final = 3600.0
 """The job's own timeout ends a call; this is for jobs that have a longer one."""
@@ -87,6 +94,7 @@ class UrlCaller:
                 body=body,
                 timeout_seconds=LONGEST_CALL_SECONDS,
                 most_bytes=ANSWER_BYTES,
+                within=read_networks(RUN_NETWORKS.get()),
             )
         except EgressRefused as refusal:
             raise Fail(str(refusal), code="egress_refused") from None

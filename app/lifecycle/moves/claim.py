@@ -105,7 +105,7 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A committed execution of this dispatcher, now to be sent. `params` is JSON text."""
+    """A committed execution of this dispatcher, now to be sent. `params` is JSON text or sealed."""
 
     job_id: int
     execution_id: str
@@ -124,12 +124,14 @@ class Claimed:
     params: str | None
     claimed_at: int
     callback_events: str | None = None
+    tenant_id: int = 0
+    secret: int = 0
 
 
 TASK_COLUMNS: Final = (
     "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, job_handler, "
     "client_request_id, timeout_ms, shard_index, shard_total, queue_id, next_trigger_time, "
-    "callback_events, "
+    "callback_events, tenant_id, secret, "
     "params, params_in_payload, updated_at"
 )
 # SQLite's write lock covers all rows; elsewhere rows that others hold are skipped.
@@ -352,4 +354,6 @@ def claimed_row(
         params=long_params.get((row["id"], "params"), row["params"]),
         claimed_at=claimed_at,
         callback_events=row["callback_events"],
+        tenant_id=row["tenant_id"],
+        secret=row["secret"],
     )

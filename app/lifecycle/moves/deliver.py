@@ -21,6 +21,7 @@ from app.lifecycle.reads import read_now
 from app.lifecycle.retry import longest_wait_ms, next_try_pause_ms
 from app.lifecycle.states import DeliveryStatus
 from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
+from app.plumbing.sealed import BODY_OPENS, MASK
 from oncue.protocol import DeliveryResult
 
 _PENDING: Final = int(DeliveryStatus.PENDING)
@@ -272,7 +273,9 @@ async def extend_leases(
 
 
 _TRIED: Final = text(
-    "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since "
+    "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since, "
+    f"SUBSTR(body, 1, {len(BODY_OPENS)}) = '{BODY_OPENS}' "
+    "OR INSTR(COALESCE(headers, ''), '{\"sealed\"') > 0 AS is_secret "
     "FROM callback_delivery WHERE delivery_id IN :ids ORDER BY id"
 ).bindparams(bindparam("ids", expanding=True))
 _NOTED: Final[dict[str, ColumnType]] = {
@@ -398,7 +401,8 @@ async def _record(
             "code": one.status_code,
             "latency": one.latency_ms,
             "error": one.error,
-            "answer": one.answer,
+            # A receiver may send back what it was sent.
+            "answer": MASK if row["is_secret"] and one.answer else one.answer,
         }
         for one in results
         if not one.not_tried and (row := rows.get(one.delivery_id)) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from app.lifecycle.moves.follow import NOTHING, Followed
@@ -13,7 +13,8 @@ from app.lifecycle.states import ExecutionStatus, JobStatus
 class Ending:
     """How one execution ended: reported by its worker, or found by recovery.
 
-    `result` is JSON text. `deliver_by` names the worker that will deliver the callback at once.
+    `result` is JSON text in clear; a `secret` one is stored sealed.
+    `deliver_by` names the worker that will deliver the callback at once.
     `in_term` is set where a dispatcher, not the worker, gives a run back: it counts only in that
     term and while no worker is known to have the run, since a later holder may have sent it.
     Step times are epoch ms of the database's clock as the worker estimates it.
@@ -22,7 +23,7 @@ class Ending:
     execution_id: str
     job_id: int
     status: ExecutionStatus
-    result: str | None = None
+    result: str | None = field(default=None, repr=False)
     error_code: str | None = None
     error_message: str | None = None
     retryable: bool = True
@@ -34,6 +35,7 @@ class Ending:
     reason: str | None = None
     deliver_by: str | None = None
     in_term: int | None = None
+    secret: bool = False
 
 
 class Settled(Enum):
@@ -48,12 +50,12 @@ class Settled(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OwedDelivery:
-    """A callback that the named worker is to try now; secret `headers` are sealed in the JSON."""
+    """A callback that the named worker is to try now; what is secret of it is sealed."""
 
     delivery_id: str
     try_number: int
     url: str
-    body: str
+    body: str = field(repr=False)
     tenant_id: int = 0
     headers: str | None = None
 

@@ -255,6 +255,7 @@ _CHILD: Final[dict[str, ColumnType]] = {
 _INHERITED: Final = (
     *("tenant_id", "job_name", "job_handler", "priority", "max_retry", "retry_interval_ms"),
     *("retry_backoff", "timeout_ms", "callback_url", "callback_events", "callback_headers"),
+    "secret",
 )
 _SPAWN: Final = {
     sqlite: insert_from_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlalchemy import RowMapping, text
@@ -29,14 +29,20 @@ from app.lifecycle.moves.submit import (
     insert_expiries,
     insert_payloads,
 )
+from app.lifecycle.secret_marks import SECRET_PARAMS
 from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
 from app.plumbing.database import Database
+from app.plumbing.sealed import Sealer
+
+_NO_KEYS: Final = Sealer("")
 
 
 @dataclass(frozen=True, slots=True)
 class NewValues:
     """What changes. `columns` are plain ones of `job_info`; `params` is JSON text or None.
+
+    `sealer` seals them where those of the job are secret.
 
     `of_schedules` names the fields that only a schedule has.
 
@@ -47,7 +53,8 @@ class NewValues:
     due_ms: int | None = None
     delay_ms: int | None = None
     new_params: bool = False
-    params: str | None = None
+    params: str | None = field(default=None, repr=False)
+    sealer: Sealer = _NO_KEYS
     of_schedules: tuple[str, ...] = ()
 
 
@@ -63,7 +70,11 @@ async def revise_job(
     revisions: frozenset[int] | None,
     revise_schedule: OfSchedule = tasks_alone,
 ) -> Changed | NotPossible | Unknown | Stale | TooFew | WrongKind:
-    """Change a job if it still has one of the revisions (None: whatever it has)."""
+    """Change a job if it still has one of the revisions (None: whatever it has).
+
+    Raises:
+        NoSecretKeys: its params are secret, and nothing can be sealed.
+    """
     job = await lock_job(connection, database, asked, "change")
     if not isinstance(job, RowMapping):
         return job
@@ -86,7 +97,8 @@ async def revise_job(
     if (expires_at := values.columns.get("expires_at")) is not None:
         await insert_expiries(connection, database, [(expires_at, job["id"])])
     if values.new_params:
-        changes |= await store_params(connection, database, job["id"], values.params)
+        params = kept_params(job, values.params, values.sealer)
+        changes |= await store_params(connection, database, job["id"], params)
     target = target_of("change", job)
     await move_job(connection, job, asked, target, changes)
     return Changed(
@@ -94,6 +106,17 @@ async def revise_job(
         values.columns.get("priority", job["priority"]),
         due if target is JobStatus.WAITING else None,
     )
+
+
+def kept_params(job: RowMapping, params: str | None, sealer: Sealer) -> str | None:
+    """Return new params of a locked job as they are stored: sealed if its params are secret.
+
+    Raises:
+        NoSecretKeys: nothing can be sealed.
+    """
+    if not job["secret"] & SECRET_PARAMS:
+        return params
+    return sealer.seal_body("null" if params is None else params)
 
 
 async def store_params(

@@ -23,6 +23,7 @@ from app.lifecycle.moves.release import note_stopping, release_stopped
 from app.lifecycle.moves.submit import insert_payloads
 from app.lifecycle.moves.within_keys import Key, concurrency_key, free_keys
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
+from app.lifecycle.secret_marks import SECRET_RESULT
 from app.lifecycle.states import (
     OPEN_EXECUTIONS,
     DeliveryStatus,
@@ -35,14 +36,16 @@ from app.lifecycle.states import (
 from app.lifecycle.tables import INLINE_BYTES
 from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
+from app.plumbing.sealed import Sealer
 
+_NO_KEYS: Final = Sealer("")
 _RUNNING: Final = in_list(sources("succeed", JobKind.TASK))
 _JOBS: Final = (
     "SELECT {now} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, job_name, "
     "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
     "retry_interval_ms, retry_backoff, callback_url, callback_events, callback_headers, version, "
-    "next_trigger_time, stopping_execution_id, concurrency_key "
+    "next_trigger_time, stopping_execution_id, secret, concurrency_key "
     "FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )
@@ -138,12 +141,18 @@ _OPEN_DELIVERIES: Final = text(
 
 
 async def settle(
-    connection: AsyncConnection, database: Database, endings: Sequence[Ending]
+    connection: AsyncConnection,
+    database: Database,
+    endings: Sequence[Ending],
+    sealer: Sealer = _NO_KEYS,
 ) -> list[Settlement]:
     """End the executions of one batch; return what each ending changed, in order.
 
     Locks the jobs in primary-key order. Safe to repeat: an ending that is already stored comes
     back as REPEATED, with its callback if that is still open and the same worker's.
+
+    Raises:
+        NoSecretKeys: a result is secret, and `sealer` cannot seal it.
     """
     locked = await connection.execute(
         _LOCK_JOBS[database.is_sqlite], {"ids": sorted({e.job_id for e in endings})}
@@ -159,6 +168,7 @@ async def settle(
     batch = _Batch(
         now=int(next(iter(jobs.values()))["now_ms"]),
         term=await read_term(connection) if fenced else None,
+        sealer=sealer,
     )
     settled = [
         batch.settle(ending, jobs.get(ending.job_id), logs.get(ending.execution_id))
@@ -174,8 +184,9 @@ async def settle(
 class _Batch:
     """Decides endings one by one, and gathers the rows that one write then changes."""
 
-    def __init__(self, *, now: int, term: int | None) -> None:
+    def __init__(self, *, now: int, term: int | None, sealer: Sealer) -> None:
         self._now = now
+        self._sealer = sealer
         self._term = term
         self._done: set[str] = set()
         self._jobs: list[dict[str, Any]] = []
@@ -272,7 +283,10 @@ class _Batch:
     def _end_log(
         self, ending: Ending, job: RowMapping, log: RowMapping, times: Mapping[str, int | None]
     ) -> None:
-        long = ending.result is not None and len(ending.result.encode()) > INLINE_BYTES
+        result = ending.result
+        if result is not None and _is_secret(ending, job):
+            result = self._sealer.seal_body(result)
+        long = result is not None and len(result.encode()) > INLINE_BYTES
         self._logs.append(
             {
                 "id": log["id"],
@@ -281,13 +295,13 @@ class _Batch:
                 "code": ending.error_code,
                 "message": ending.error_message,
                 "reason": ending.reason,
-                "result": None if long else ending.result,
+                "result": None if long else result,
                 "long": int(long),
             }
         )
         if long:
             self._payloads.append(
-                {"job_id": job["id"], "slot": ending.execution_id, "body": ending.result}
+                {"job_id": job["id"], "slot": ending.execution_id, "body": result}
             )
         if ending.stopping:
             self._stopping.append(
@@ -334,6 +348,8 @@ class _Batch:
         )
         if row is None:
             return None
+        if ending.result is not None and _is_secret(ending, job):
+            row["body"] = self._sealer.seal_body(row["body"])
         self._callbacks.append(row)
         return (
             None
@@ -375,6 +391,10 @@ class _Batch:
         if self._keys:
             followed += Followed(tuple(await free_keys(connection, self._keys)))
         return followed
+
+
+def _is_secret(ending: Ending, job: RowMapping) -> bool:
+    return ending.secret or bool(job["secret"] & SECRET_RESULT)
 
 
 def _by_id(columns: Mapping[str, ColumnType], rows: list[dict[str, Any]]) -> str:

@@ -72,7 +72,8 @@ class NewJob:
     callback_events: str | None = None
     callback_headers: str | None = None
     expires_at: int | None = None
-    params: str | None = None
+    params: str | None = field(default=None, repr=False)
+    secret: int = 0
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
     rate_key: str | None = None
@@ -106,6 +107,7 @@ _FIELDS: Final[dict[str, ColumnType]] = {
     "rate": "TEXT",
     "params": "TEXT",
     "long": "BIGINT",
+    "secret": "BIGINT",
 }
 _SCHEDULE_COLUMNS: Final = tuple(
     one.name for one in fields(NewSchedule) if one.name not in ("cursor_ms", "first_ms")
@@ -145,6 +147,7 @@ def _plain(sqlite: bool) -> dict[str, str]:
         "rate_per_second": "v.v_rate + 0.0",
         "params": "v.v_params",
         "params_in_payload": "v.v_long",
+        "secret": "v.v_secret",
         "created_at": NOW_MS[sqlite],
         "updated_at": NOW_MS[sqlite],
     }
@@ -286,6 +289,7 @@ def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
         "concurrency_limit": job.concurrency_limit,
         "rate_key": job.rate_key,
         "rate_per_second": job.rate_per_second,
+        "secret": job.secret,
     }
 
 
@@ -330,6 +334,7 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "rate": None if job.rate_per_second is None else repr(float(job.rate_per_second)),
         "params": job.params if inline else None,
         "long": int(not inline),
+        "secret": job.secret,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import RowMapping, text
@@ -21,12 +21,14 @@ from app.lifecycle.moves.guard import (
     target_of,
     tasks_alone,
 )
-from app.lifecycle.moves.revise import store_params
+from app.lifecycle.moves.revise import kept_params, store_params
 from app.lifecycle.moves.submit import PARAMS_SLOT
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import JobKind
 from app.plumbing.database import Database
+from app.plumbing.sealed import CannotOpen, Sealer, is_sealed
 
+_NO_KEYS: Final = Sealer("")
 _PARAMS: Final = text("SELECT params, params_in_payload FROM job_info WHERE id = :id")
 
 
@@ -34,7 +36,9 @@ _PARAMS: Final = text("SELECT params, params_in_payload FROM job_info WHERE id =
 class OtherParams:
     """What the task is to run with from now on, as JSON text (None: null)."""
 
-    params: str | None
+    params: str | None = field(repr=False)
+    sealer: Sealer = _NO_KEYS
+    """Seals them where those of the job are secret."""
 
 
 async def trigger_job(
@@ -51,6 +55,9 @@ async def trigger_job(
 
     One that is due already, with these params, stays as it is: a repeat changes nothing. It
     keeps its place in the line when it was due before. `trigger_ts` goes on growing by itself.
+
+    Raises:
+        NoSecretKeys: its params are secret, and nothing can be sealed.
     """
     job = await lock_job(connection, database, asked, "trigger")
     if not isinstance(job, RowMapping):
@@ -67,7 +74,8 @@ async def trigger_job(
     if other is not None or due < job["next_trigger_time"]:
         changes = {"next_trigger_time": due}
         if other is not None:
-            changes |= await store_params(connection, database, job["id"], other.params)
+            params = kept_params(job, other.params, other.sealer)
+            changes |= await store_params(connection, database, job["id"], params)
         await move_job(connection, job, asked, target_of("trigger", job), changes)
     return Changed(job["queue_id"], job["priority"], due)
 
@@ -79,4 +87,9 @@ async def _has_params(connection: AsyncConnection, job_id: int, other: OtherPara
     if row.params_in_payload:
         key = (job_id, PARAMS_SLOT)
         stored = (await read_payloads(connection, [key])).get(key)
-    return bool(stored == other.params)
+    if not is_sealed(stored):
+        return bool(stored == other.params)
+    try:
+        return other.sealer.open_body(stored) == (other.params or "null")
+    except CannotOpen:
+        return False

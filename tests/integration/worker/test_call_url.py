@@ -109,3 +109,41 @@ async def test_an_inner_address_is_refused_for_good(call: Any) -> None:
 async def test_bad_params_fail_for_good(call: Any, params: dict[str, Any]) -> None:
     outcome = await call("/json", **params)
     assert (outcome.error.code, outcome.retryable) == ("invalid_params", False)
+
+
+@pytest.mark.parametrize(
+    ("networks", "status"),
+    [
+        (None, OutcomeStatus.SUCCEEDED),
+        (["127.0.0.0/8"], OutcomeStatus.SUCCEEDED),
+        (["127.0.0.1/32", "10.0.0.0/8"], OutcomeStatus.SUCCEEDED),
+        (["10.0.0.0/8"], OutcomeStatus.FAILED),
+        ([], OutcomeStatus.FAILED),
+    ],
+)
+async def test_the_networks_of_a_run_narrow_those_of_the_worker(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    site: str,
+    networks: list[str] | None,
+    status: OutcomeStatus,
+) -> None:
+    run = make_run("http", {"url": site + "/key"}, egress_allow=networks)
+    async with open_worker(egress_allow="127.0.0.0/8") as parts:
+        await parts.intake.take(make_request(run))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert outcome.status is status
+    if status is OutcomeStatus.FAILED:
+        assert outcome.error is not None
+        assert outcome.error.code == "egress_refused"
+
+
+async def test_the_networks_of_a_run_never_widen_those_of_the_worker(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, site: str
+) -> None:
+    run = make_run("http", {"url": site + "/key"}, egress_allow=["0.0.0.0/0"])
+    async with open_worker(egress_allow="10.0.0.0/8") as parts:
+        await parts.intake.take(make_request(run))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert outcome.error is not None
+    assert outcome.error.code == "egress_refused"
