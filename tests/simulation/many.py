@@ -30,9 +30,14 @@ class Hangs(KeyboardInterrupt):
 
 
 def play_all(
-    seeds: Sequence[int], *, processes: int, seconds: float | None = None, bug: str | None = None
+    seeds: Sequence[int],
+    *,
+    processes: int,
+    seconds: float | None = None,
+    fewest: int = 0,
+    bug: str | None = None,
 ) -> Generator[Played, None, None]:
-    """Play seeds, and yield each when it is over; none is begun after `seconds`.
+    """Play seeds, and yield each when it is over; after the `fewest` none is begun past `seconds`.
 
     `bug` names one to plant first. A seed that hangs has broken a promise.
 
@@ -43,7 +48,10 @@ def play_all(
     context = multiprocessing.get_context("spawn")
     # A thread that never ends keeps its stack for ever, and each simulation leaves some.
     with context.Pool(processes, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
-        ended = pool.imap_unordered(_play_in_time, [(seed, until, bug) for seed in seeds])
+        asked = [
+            (seed, None if number < fewest else until, bug) for number, seed in enumerate(seeds)
+        ]
+        ended = pool.imap_unordered(_play_in_time, asked)
         for _ in seeds:
             played = ended.next(SILENT_SECONDS)
             if played is not None:
