@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import signal
 import time
 import traceback
@@ -19,7 +20,11 @@ SEEDS_PER_PROCESS: Final = 40
 LONGEST_SECONDS: Final = 120.0
 """Of processor time, for one seed: ten times what any takes."""
 SILENT_SECONDS: Final = 900.0
-"""If no seed ends for so long, a process is gone, or waits for what never comes."""
+"""Of the clock, in which some seed must end."""
+
+
+class NothingEnds(Exception):
+    """The processes that play seeds are gone, or wait for what never comes."""
 
 
 class Hangs(KeyboardInterrupt):
@@ -42,27 +47,36 @@ def play_all(
     `bug` names one to plant first. A seed that hangs has broken a promise.
 
     Raises:
-        multiprocessing.TimeoutError: the processes have not ended a seed for too long.
+        NothingEnds: the processes have not ended a seed for too long.
     """
-    until = None if seconds is None else time.time() + seconds
+    until = float("inf") if seconds is None else time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
+    ended: queue.SimpleQueue[Played | BaseException] = queue.SimpleQueue()
     # A thread that never ends keeps its stack for ever, and each simulation leaves some.
     with context.Pool(processes, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
-        asked = [
-            (seed, None if number < fewest else until, bug) for number, seed in enumerate(seeds)
-        ]
-        ended = pool.imap_unordered(_play_in_time, asked)
-        for _ in seeds:
-            played = ended.next(SILENT_SECONDS)
-            if played is not None:
-                yield played
+        going = 0
+        for number, seed in enumerate(seeds):
+            if going >= processes:
+                yield _next_of(ended)
+                going -= 1
+            if number >= fewest and time.monotonic() > until:
+                break
+            _ = pool.apply_async(
+                play_bounded, (seed,), {"bug": bug}, callback=ended.put, error_callback=ended.put
+            )
+            going += 1
+        for _ in range(going):
+            yield _next_of(ended)
 
 
-def _play_in_time(asked: tuple[int, float | None, str | None]) -> Played | None:
-    seed, until, bug = asked
-    if until is not None and time.time() > until:
-        return None
-    return play_bounded(seed, bug=bug)
+def _next_of(ended: queue.SimpleQueue[Played | BaseException]) -> Played:
+    try:
+        one = ended.get(timeout=SILENT_SECONDS)
+    except queue.Empty:
+        raise NothingEnds(f"no seed has ended for {SILENT_SECONDS:.0f} s") from None
+    if isinstance(one, BaseException):
+        raise one
+    return one
 
 
 def play_bounded(seed: int, *, bug: str | None = None, longest: float = LONGEST_SECONDS) -> Played:
