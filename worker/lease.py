@@ -11,8 +11,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from oncue.protocol import LEASE_SECONDS, TOMBSTONE_SECONDS
-from worker.held import Execution
+from oncue.protocol import LEASE_SECONDS, TOMBSTONE_SECONDS, stopping_key
+from worker.held import Execution, Phase
 
 REDIS_TIMEOUT_SECONDS: Final = 2.0
 LEASE_MS: Final = int(LEASE_SECONDS * 1000)
@@ -38,12 +38,16 @@ end
 return answers
 """
 
+# A run that goes on after its end gets a lease of its own in the step that takes the run key's
+# away: in between nobody would seem to run it.
 STORE = """
-for i, key in ipairs(KEYS) do
-  local mark = ARGV[2 * i]
+for i = 1, #KEYS / 2 do
+  local key, going = KEYS[2 * i - 1], KEYS[2 * i]
+  local mark, body, goes_on = ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
   local value = redis.call('GET', key)
   if not value or string.sub(value, 1, #mark) == mark then
-    redis.call('SET', key, ARGV[2 * i + 1], 'PX', ARGV[1])
+    if goes_on == '1' then redis.call('SET', going, mark, 'PX', ARGV[2]) end
+    redis.call('SET', key, mark .. body, 'PX', ARGV[1])
   end
 end
 """
@@ -120,13 +124,15 @@ class Leases:
         Raises:
             LeaseUnavailable: Redis did not answer.
         """
-        values: list[Any] = [TOMBSTONE_MS]
+        keys: list[str] = []
+        values: list[Any] = [TOMBSTONE_MS, LEASE_MS]
         for one in executions:
             if one.outcome is None:
                 raise ValueError(f"execution {one.id} has not ended")
+            keys += (one.key, stopping_key(one.key))
             body = one.outcome.small if small else one.outcome.wire
-            values += (one.mark, one.mark.encode() + body)
-        await self._call(self._store, [one.key for one in executions], values)
+            values += (one.mark, body, int(one.phase is Phase.STOPPING))
+        await self._call(self._store, keys, values)
 
     async def release(self, executions: Sequence[Execution]) -> None:
         """Give back leases of runs that were not begun.

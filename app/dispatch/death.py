@@ -202,7 +202,7 @@ class Deaths:
         await self._release(worker_id, estate.stopping)
 
     async def _release(self, worker_id: str, stopping: Sequence[StoppingRun]) -> None:
-        leases = await asyncio.gather(*(self._lease(run) for run in stopping))
+        leases = await asyncio.gather(*(self._lease(run, give_up=True) for run in stopping))
         over = [
             run.execution_id
             for run, lease in zip(stopping, leases, strict=True)
@@ -230,12 +230,18 @@ class Deaths:
     ) -> Lease | Ending:
         """Read a run key: a lease, the outcome of this very execution, or nothing of it.
 
-        A lease of whatever boot counts as held: it says that somebody runs this attempt.
+        A lease of whatever boot counts as held: it says that somebody runs this attempt. A
+        cancelled run has its lease still under the run key as long as its worker has not heard
+        of the cancel; it gets the lease of its own in the step that puts its end there.
         """
         key = run_key(self._prefix, run.job_id, run.trigger_ts)
-        if isinstance(run, StoppingRun):
-            key = stopping_key(key)
         mark = run_mark(GIVEN_UP, GIVEN_UP) if give_up else ""
+        found = await self._read_lease(key, run.execution_id, mark)
+        if isinstance(run, StoppingRun) and found not in (Lease.HELD, Lease.UNREADABLE):
+            return await self._read_lease(stopping_key(key), run.execution_id, "")
+        return found
+
+    async def _read_lease(self, key: str, execution_id: str, mark: str) -> Lease | Ending:
         value: object = _FLUSHED
         with suppress(*REDIS_ERRORS):
             value = await self._redis.eval(
@@ -245,10 +251,10 @@ class Deaths:
             return Lease.UNREADABLE
         if value is None:
             return Lease.GONE
-        boot_id, execution_id, outcome = str(value).split(" ", 2)
+        boot_id, owner, outcome = str(value).split(" ", 2)
         if not outcome and boot_id != GIVEN_UP:
             return Lease.HELD
-        if execution_id != run.execution_id:
+        if owner != execution_id:
             return Lease.GONE
         return self._read_outcome(run, outcome)
 

@@ -15,6 +15,7 @@ from tests.support.checker import Report, add_up
 
 SHOWN_VIOLATIONS = 3
 PROGRESS_SECONDS = 15.0
+FEWEST = 4
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=100, help="how many to play")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="all cores")
-    parser.add_argument("--seconds", type=float, help="begin no other seed after so many seconds")
+    parser.add_argument("--seconds", type=float, help="after four seeds, begin none so late")
     return parser.parse_args()
 
 
@@ -61,7 +62,7 @@ def _play_all(seeds: Sequence[int], *, processes: int, seconds: float | None) ->
     faults: Counter[str] = Counter()
     virtual_seconds = cpu_seconds = 0.0
     broken: list[int] = []
-    for played in play_all(seeds, processes=processes, seconds=seconds):
+    for played in play_all(seeds, processes=processes, seconds=seconds, fewest=FEWEST):
         reports.append(played.report)
         faults.update(played.faults)
         virtual_seconds += played.virtual_seconds

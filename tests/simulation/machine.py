@@ -137,6 +137,7 @@ class Handle:
 
 
 MOST_RUNS_AT_ONCE: Final = 200_000
+"""More callbacks than anything sane runs, and timers that are due, before time moves."""
 
 
 class Stuck(Exception):
@@ -153,6 +154,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self._jumps_at_once = 0
         self.unhandled: list[str] = []
         self._all: list[asyncio.Task[Any]] = []
         self._sweep_at = 2000
@@ -249,15 +251,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if isinstance(due, Handle):
                 if due.cancelled_:
                     continue
-                self.now = max(self.now, when)
+                self._go_to(when)
                 self._ready.append(due)
                 return
             if due.done():
                 continue
-            self.now = max(self.now, when)
+            self._go_to(when)
             due.set_result(None)
             return
         raise Stuck
+
+    def _go_to(self, when: float) -> None:
+        if when > self.now:
+            self.now = when
+            self._jumps_at_once = 0
+            return
+        self._jumps_at_once += 1
+        if self._jumps_at_once > MOST_RUNS_AT_ONCE:
+            raise Stuck
 
     def resume(self, process: Process) -> None:
         """Let a frozen process go on."""

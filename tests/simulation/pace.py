@@ -25,7 +25,6 @@ import app.fleet.live
 import app.jobs.sweeper
 import app.main
 import app.schedules.spawn
-import worker.liveness
 
 PACE: Final[tuple[tuple[Any, str, float], ...]] = (
     (app.callbacks.handover, "LOOK_SECONDS", 3.0),
@@ -40,7 +39,6 @@ PACE: Final[tuple[tuple[Any, str, float], ...]] = (
     (app.main, "CLOCK_SECONDS", 10.0),
     (app.schedules.spawn, "LONGEST_SLEEP_SECONDS", 3.0),
     (app.schedules.spawn, "WITHOUT_LOCK_SECONDS", 1.5),
-    (worker.liveness, "TICK_SECONDS", 0.4),
 )
 
 

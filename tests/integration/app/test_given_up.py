@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from app.dispatch.death import Estate
+from app.lifecycle.moves.claim import Claimed
+from app.lifecycle.moves.release import read_stopping
+from app.lifecycle.nodes import read_nodes
 from app.lifecycle.running import read_running
 from app.lifecycle.states import ExecutionStatus
-from oncue.protocol import GIVEN_UP, run_key, run_mark
+from oncue.protocol import GIVEN_UP, WorkerState, run_key, run_mark, stopping_key
 from tests.integration.app.rig import WORKER, Door, door, running_job, value_of
 from tests.support.engines import Engine
 
 STATUS: Final = "SELECT status FROM job_log WHERE execution_id = :id"
+STATE: Final = "SELECT state FROM worker_node"
+STOPPING: Final = "SELECT stopping_execution_id FROM job_info WHERE id = :id"
 
 
 async def test_a_lost_run_leaves_a_mark_that_no_late_worker_begins_on(
@@ -61,6 +66,68 @@ async def test_a_lease_that_is_absent_since_a_flush_is_not_gone(migrated_engine:
         await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
         assert await here.parts.ground.redis.get(key) is None
         assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
+
+
+async def test_a_cancelled_run_whose_worker_has_not_heard_of_it_keeps_its_worker_alive(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        run = await _cancelled(here)
+        key = run_key(migrated_engine.redis_prefix, run.job_id, run.trigger_ts)
+        await here.parts.ground.redis.set(key, run_mark("boot", run.execution_id))
+        await _declare(here)
+        assert await value_of(here.database, STATE) == WorkerState.UP
+        assert await value_of(here.database, STOPPING, id=run.job_id) == run.execution_id
+        # Declared dead before by another dispatcher, say: the run is still not over.
+        await here.parts.recovery._deaths._take_back(WORKER, await _estate(here), "worker dead")
+        assert await value_of(here.database, STOPPING, id=run.job_id) == run.execution_id
+
+
+async def test_a_run_that_goes_on_after_its_end_is_held_by_the_lease_it_has_then(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        run = await _cancelled(here)
+        key = run_key(migrated_engine.redis_prefix, run.job_id, run.trigger_ts)
+        redis = here.parts.ground.redis
+        mark = run_mark("boot", run.execution_id)
+        await redis.set(key, mark + '{"what": "it came to"}')
+        await redis.set(stopping_key(key), mark)
+        await _declare(here)
+        assert await value_of(here.database, STATE) == WorkerState.UP
+        assert await value_of(here.database, STOPPING, id=run.job_id) == run.execution_id
+
+
+async def test_a_cancelled_run_without_a_lease_is_over_with_its_worker_and_cannot_begin_late(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        run = await _cancelled(here)
+        key = run_key(migrated_engine.redis_prefix, run.job_id, run.trigger_ts)
+        await _declare(here)
+        assert await value_of(here.database, STATE) == WorkerState.DOWN
+        assert await value_of(here.database, STOPPING, id=run.job_id) is None
+        assert await here.parts.ground.redis.get(key) == run_mark(GIVEN_UP, GIVEN_UP)
+
+
+async def _cancelled(here: Door) -> Claimed:
+    await here.beat()
+    run = await running_job(here.database)
+    answer = await here.client.post(f"/openapi/jobs/{run.job_id}/cancel")
+    assert answer.status_code == 200, answer.text
+    assert await value_of(here.database, STOPPING, id=run.job_id) == run.execution_id
+    return run
+
+
+async def _estate(here: Door) -> Estate:
+    return Estate(stopping=await here.database.read(read_stopping))
+
+
+async def _declare(here: Door) -> None:
+    deaths = here.parts.recovery._deaths
+    await deaths.watch_redis()
+    node = (await here.database.read(read_nodes))[0]
+    await deaths._declare(node, await _estate(here), "worker dead")
 
 
 async def _take_back(here: Door) -> None:

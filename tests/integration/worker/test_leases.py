@@ -8,7 +8,7 @@ import threading
 import pytest
 from redis import Redis
 
-from oncue.protocol import OutcomeStatus, run_key, run_mark, stopping_key
+from oncue.protocol import LEASE_SECONDS, OutcomeStatus, run_key, run_mark, stopping_key
 from tests.integration.worker import handlers_under_test
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
@@ -86,4 +86,26 @@ async def test_a_thread_that_goes_on_after_its_end_keeps_a_lease_of_its_own(
             assert await until_async(lambda: redis.get(stopping_key(key))) == mark
             assert str(redis.get(key)).removeprefix(mark)
         handlers_under_test.GATES["lingers"].set()
+        await until_async(lambda: run.execution_id in dispatcher.stopped())
+
+
+async def test_the_lease_of_what_goes_on_is_there_as_soon_as_its_end_takes_the_run_keys_place(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    valkey: PrivateValkey,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The next renewal is a long time off: only what stores the end can have set it.
+    monkeypatch.setattr("worker.renew.RENEW_SECONDS", 600.0)
+    handlers_under_test.GATES["at_once"] = threading.Event()
+    run = make_run("w_thread", {"gate": "at_once"}, timeout_ms=50)
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(run))
+        await until_async(lambda: dispatcher.outcome(run.execution_id))
+        with Redis.from_url(valkey.socket_url, decode_responses=True) as redis:
+            mark = run_mark(parts.identity.boot_id, run.execution_id)
+            assert redis.get(stopping_key(key)) == mark
+            assert 0 < redis.pttl(stopping_key(key)) <= LEASE_SECONDS * 1000
+        handlers_under_test.GATES["at_once"].set()
         await until_async(lambda: run.execution_id in dispatcher.stopped())
