@@ -256,17 +256,17 @@ class Deaths:
             return Lease.HELD
         if owner != execution_id:
             return Lease.GONE
-        return self._read_outcome(run, outcome)
+        return self._read_outcome(execution_id, outcome)
 
-    def _read_outcome(self, run: RunningTask | StoppingRun, outcome: str) -> Lease | Ending:
+    def _read_outcome(self, execution_id: str, outcome: str) -> Lease | Ending:
         try:
             return ending_of(Outcome.model_validate_json(outcome), None, self._sealer)
         except CannotOpen:
             # It has ended well: to run it again would be wrong while its key may come.
-            log.warning("result_cannot_be_opened", job_id=run.job_id)
+            log.warning("result_cannot_be_opened", execution_id=execution_id)
             return Lease.UNREADABLE
         except (ValidationError, Unencodable):
-            log.warning("unreadable_outcome", job_id=run.job_id, execution_id=run.execution_id)
+            log.warning("unreadable_outcome", execution_id=execution_id)
             return Lease.GONE
 
 
