@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 LATEST_COPY_SECONDS: Final = 20.0
 """How late a doubled request may come; a worker remembers runs for ten minutes."""
+LONGEST_WAY_SECONDS: Final = 15.0
+"""No message is on its way for longer: it would outlive the fault that slows it, with its locks."""
 
 
 class Refused(Exception):
@@ -90,6 +92,7 @@ class Network:
             seconds += dice.uniform(0.0, 0.5)
         if self.slowness:
             seconds *= max(self.slowness.get(a, 1.0), self.slowness.get(b, 1.0))
+            seconds = min(seconds, LONGEST_WAY_SECONDS)
         return seconds
 
     async def travel(self, a: str, b: str) -> None:
