@@ -276,8 +276,9 @@ def test_every_table_with_rows_of_a_job_is_dealt_with() -> None:
         for table in tables.metadata.tables.values()
         if by_job & {column.name for column in table.columns}
     }
-    # A deadline leaves by its time; what goes on stopping leaves when it has.
-    others = {"job_expiry", "stopping_execution"}
+    # A deadline leaves by its time, a place under a concurrency key with the job's end; what
+    # goes on stopping leaves when it has.
+    others = {"job_expiry", "stopping_execution", "concurrency_slot"}
     assert with_rows - others == {one.table for one in DEPENDENTS}
 
 
@@ -328,7 +329,9 @@ async def filled(database: Database) -> None:
             for column in tables.metadata.tables[one.table].columns
             if not column.nullable and column.server_default is None and column.name != "id"
         ]
-        numbers = ", ".join("id % 2" if name == "complete" else "id" for name in names)
+        numbers = ", ".join(
+            "id % 2" if name in ("complete", "delivered") else "id" for name in names
+        )
         await change(
             database, f"INSERT INTO {one.table} ({', '.join(names)}) SELECT {numbers} FROM job_info"
         )
