@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from oncue import ApiKey as Key
     from oncue import AuditEntry, LimitChanges, NewApiKey, Tenant
 
-keys = typer.Typer(help="API keys: make, list, rotate and revoke them (role admin).")
-tenants = typer.Typer(help="Tenants: make, list and change them (role admin).")
+keys = typer.Typer(
+    help="API keys: make, list, rotate and revoke them (role admin).",
+    epilog=show.examples("oncue keys create billing --role submit", "oncue keys list"),
+)
+tenants = typer.Typer(
+    help="Tenants: make, list and change them (role admin).",
+    epilog=show.examples("oncue tenants create billing", "oncue tenants list"),
+)
 
 KeyId = Annotated[int, typer.Argument(help="The key's id.", min=1, show_default=False)]
 TenantId = Annotated[int, typer.Argument(help="The tenant's id.", min=0, show_default=False)]

@@ -28,7 +28,7 @@ class Kind(StrEnum):
     epilog=show.examples(
         "oncue webhook-secret",
         "oncue webhook-secret --rotate --overlap 86400",
-        "oncue webhook-secret --set --from-stdin < secret.txt",
+        "oncue webhook-secret --set --from-stdin",
     ),
 )
 def webhook_secret(

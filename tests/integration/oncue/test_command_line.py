@@ -148,15 +148,16 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
 
 def test_settings_are_told_for_both_processes_and_keep_secrets(tmp_path: Path) -> None:
     variables = {
-        "ONCUE_API_KEYS": "me:a-secret-key",
-        "ONCUE_INTERNAL_TOKEN": "a-secret-token",
+        "ONCUE_API_KEYS": "me:a-hushed-key",
+        "ONCUE_INTERNAL_TOKEN": "a-hushed-token",
         "ONCUE_WEBHOOK_SECRET": "whsec_" + "c2VjcmV0" * 4,
-        "ONCUE_REDIS_URL": "redis://user:a-secret-word@db:6379/0",
+        "ONCUE_REDIS_URL": "redis://user:a-hushed-word@db:6379/0",
         "ONCUE_WORKER_LABELS": "zone=a",
     }
     told = oncue("settings", "--json", url=NOWHERE, variables=variables)
     assert (told.code, told.err) == (0, "")
-    assert "secret" not in told.out.replace("webhook_secret", "").replace("WEBHOOK_SECRET", "")
+    assert "hushed" not in told.out
+    assert "c2VjcmV0" not in told.out
     listed = json.loads(told.out)
     values: dict[str, str] = {}
     for process in ("dispatcher", "worker"):
