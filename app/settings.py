@@ -84,7 +84,7 @@ class Settings(BaseSettings):
         5000, ge=1, description="most submissions in memory; above it the door answers 503"
     )
     submit_wait_ms: float = Field(
-        250.0,
+        500.0,
         ge=10,
         le=60_000,
         description="a submission that would wait longer for its answer is refused, 503",
@@ -93,7 +93,7 @@ class Settings(BaseSettings):
         64, ge=1, le=16_384, description="most MiB of submissions in memory; above it 503"
     )
     loop_lag_ms: float = Field(
-        20.0,
+        50.0,
         ge=1,
         le=60_000,
         description="while the event loop is later than this, few submissions at once are let in",

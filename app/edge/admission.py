@@ -33,9 +33,9 @@ IDLE_SECONDS: Final = 1.0
 CALM_SECONDS: Final = 5.0
 """After the last refusal the overload is over: the log must not flutter."""
 LONGEST_RETRY_SECONDS: Final = 30
-FEW: Final = 16
+FEW: Final = 128
 """So many at once are let in however long they wait: else a rate could not be measured again."""
-SOME: Final = 64
+SOME: Final = 256
 """So many at once are let in however late the event loop is: they fill commits."""
 MIB: Final = 1024 * 1024
 OVERLOADED: Final = Problem("overloaded", "Repeat the same request after Retry-After.")
