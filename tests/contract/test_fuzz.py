@@ -34,10 +34,11 @@ def test_the_services_answer_as_their_documents_say(
     ids = known_ids(subject)
     before = [subject.platform.job(job_id)["revision"] for job_id in ids["jobId"]]
     fuzz = Fuzzer(subject, tools, tmp_path, ids)
-    # What workers are sent comes before what makes the only one refuse everything.
+    # A worker that was sent the highest term, or told to drain, refuses everything: then no job
+    # that a verb has reopened would end, nor any stream of it.
     drain = "/openapi/workers/{workerId}/drain"
-    fuzz.run("worker.json", subject.worker_url, "--exclude-path", "/drain")
     fuzz.run("dispatcher.json", subject.url, "--exclude-path", drain)
+    fuzz.run("worker.json", subject.worker_url, "--exclude-path", "/drain")
     fuzz.run("dispatcher.json", subject.url, "--include-path", drain)
     fuzz.run("worker.json", subject.worker_url, "--include-path", "/drain")
 
