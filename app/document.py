@@ -16,14 +16,7 @@ from app.callbacks.schemas import RotateWebhookSecret, SetEgressAllow, SetWebhoo
 from app.edge.problems import TITLE_OF, problem_schema
 from app.jobs.bulk_schemas import SubmitBulk
 from app.jobs.keeping import KeepJobs
-from app.jobs.schemas import (
-    BackfillJobs,
-    ChangeJob,
-    ResumeJob,
-    SubmitBatch,
-    SubmitJob,
-    TriggerJob,
-)
+from app.jobs.requests import BackfillJobs, ChangeJob, ResumeJob, SubmitBatch, SubmitJob, TriggerJob
 from oncue.protocol import Heartbeat, LogsRequest, ReportsRequest
 
 TITLE: Final = "Oncue"

@@ -14,7 +14,8 @@ from oncue.webhooks import WebhookVerificationError, sign_webhook, verify_webhoo
 
 if TYPE_CHECKING:
     from oncue._access import LimitChanges
-    from oncue.client import AsyncClient, Client
+    from oncue.async_client import AsyncClient
+    from oncue.client import Client
     from oncue.errors import (
         ApiError,
         BulkTimeout,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from oncue.submission import NewJob
 
 _LOADED_WHEN_ASKED_FOR = {
-    "AsyncClient": "client",
+    "AsyncClient": "async_client",
     "Client": "client",
     "Retries": "retries",
     "ApiError": "errors",

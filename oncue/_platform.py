@@ -25,8 +25,10 @@ from typing import Any, Final, Self
 
 import httpx
 
+from oncue._given import POOL
 from oncue._receiver import AsyncWebhooks, Webhooks
-from oncue.client import POOL, AsyncClient, Client
+from oncue.async_client import AsyncClient
+from oncue.client import Client
 from oncue.handlers import REGISTRY, RegisteredHandler, describe_handler
 
 GROUP: Final = "oncue.platform"

@@ -1,7 +1,7 @@
 """What is said to the server and how its answers are read, without sending anything.
 
 Each conversation is a generator: it yields what to do next (`Send` a request, `Pause`) and is
-told what came of it. The two clients of `oncue.client` only do what they are told.
+told what came of it. The two clients only do what they are told.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from app.access.caller import Caller
 from app.access.roles import Role
 from app.access.tokens import digest_of, draw_key, draw_prefix
 from app.admin.schemas import DEFAULT_ROLES, CreateKey, RotateKey
+from app.edge.bodies import parse_object
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, invalid, validation_problem
-from app.jobs.submit import parse_object
 from app.lifecycle.api_keys import (
     KeyKind,
     KeyRow,

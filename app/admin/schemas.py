@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, StringConstraints, model_validator
 
 from app.access.roles import Role
-from app.jobs.schemas import Int64, Moment, Timestamp
+from app.edge.wire import Int64, Moment, Timestamp, Wire
 
 DEFAULT_ROLES = (Role.SUBMIT, Role.READ)
 DEFAULT_OVERLAP_SECONDS = 24 * 3600
@@ -23,13 +22,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,6
 KeyState = Literal["ACTIVE", "EXPIRED", "REVOKED"]
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=False, extra="forbid", frozen=True
-    )
-
-
-class CreateKey(_Wire):
+class CreateKey(Wire):
     """A key to make: of callers of a tenant, or of the workers of a group."""
 
     name: Name = Field(description="Whose it is: it stands in the audit log.")
@@ -53,7 +46,7 @@ class CreateKey(_Wire):
         return self
 
 
-class RotateKey(_Wire):
+class RotateKey(Wire):
     """A new secret for a key."""
 
     overlap_seconds: int = Field(
@@ -65,7 +58,7 @@ class RotateKey(_Wire):
     )
 
 
-class ApiKey(_Wire):
+class ApiKey(Wire):
     """A key, without its secret."""
 
     key_id: Int64
@@ -92,20 +85,20 @@ class NewApiKey(ApiKey):
     key: str = Field(description="What is sent as `Authorization: Bearer KEY`.")
 
 
-class ApiKeyList(_Wire):
+class ApiKeyList(Wire):
     """A page of keys, newest first."""
 
     items: list[ApiKey]
     next_cursor: str | None
 
 
-class CreateTenant(_Wire):
+class CreateTenant(Wire):
     """A tenant to make."""
 
     name: Name
 
 
-class ChangeLimits(_Wire):
+class ChangeLimits(Wire):
     """The limits that change; null takes one away. None of them refuses a repeat."""
 
     weight: float | None = Field(
@@ -153,7 +146,7 @@ class ChangeLimits(_Wire):
         }
 
 
-class TenantLimits(_Wire):
+class TenantLimits(Wire):
     """What a tenant may use; null is no limit."""
 
     weight: float
@@ -163,7 +156,7 @@ class TenantLimits(_Wire):
     may_borrow: bool
 
 
-class ChangeTenant(_Wire):
+class ChangeTenant(Wire):
     """What to change of a tenant."""
 
     name: Name | None = None
@@ -179,7 +172,7 @@ class ChangeTenant(_Wire):
         return self
 
 
-class Tenant(_Wire):
+class Tenant(Wire):
     """Who has jobs of its own: nobody else sees them."""
 
     tenant_id: Int64
@@ -190,14 +183,14 @@ class Tenant(_Wire):
     limits: TenantLimits
 
 
-class TenantList(_Wire):
+class TenantList(Wire):
     """A page of tenants, by id."""
 
     items: list[Tenant]
     next_cursor: str | None
 
 
-class Draining(_Wire):
+class Draining(Wire):
     """A worker that takes no more runs, and what it still holds."""
 
     worker_id: str
@@ -208,7 +201,7 @@ class Draining(_Wire):
     deliveries: Int64 = Field(description="Callbacks that it delivers or has to report.")
 
 
-class AuditEntry(_Wire):
+class AuditEntry(Wire):
     """Who changed what."""
 
     entry_id: Int64
@@ -225,7 +218,7 @@ class AuditEntry(_Wire):
     request_id: str
 
 
-class AuditList(_Wire):
+class AuditList(Wire):
     """A page of the audit log, newest first."""
 
     items: list[AuditEntry]

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from app.access.caller import Caller
 from app.admin.keys import no_such_tenant, require_platform, time_or_none
 from app.admin.schemas import ChangeTenant, CreateTenant
+from app.edge.bodies import parse_object
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, invalid, validation_problem
-from app.jobs.submit import parse_object
 from app.lifecycle.tenants import (
     DEFAULT_TENANT,
     MOST_TENANTS,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
-from app.jobs.schemas import Timestamp
+from app.edge.wire import Timestamp, Wire
 from oncue.protocol import MAX_EGRESS_NETWORKS
 from oncue.webhooks import check_signing_secret
 
@@ -33,17 +32,13 @@ def _network(text: str) -> str:
         ) from None
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=False,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-    )
+class _Hidden(Wire):
+    """Errors in it do not repeat what was sent, which may be a secret."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
-class SetWebhookSecret(_Wire):
+class SetWebhookSecret(_Hidden):
     """A secret of the caller's own, or the kind of one to draw."""
 
     secret: Annotated[SecretStr, AfterValidator(_usable)] | None = Field(
@@ -68,7 +63,7 @@ class RotateWebhookSecret(SetWebhookSecret):
     )
 
 
-class WebhookSecret(_Wire):
+class WebhookSecret(_Hidden):
     """A secret that signs a tenant's callbacks."""
 
     kind: Literal["symmetric", "ed25519", "default"] = Field(
@@ -81,13 +76,13 @@ class WebhookSecret(_Wire):
     secret: str | None = Field(description="Shown once: in the answer that set it.")
 
 
-class WebhookSecretList(_Wire):
+class WebhookSecretList(_Hidden):
     """What signs now, the newest first; empty: the operator's secret alone."""
 
     items: list[WebhookSecret]
 
 
-class SetEgressAllow(_Wire):
+class SetEgressAllow(_Hidden):
     """Networks that this tenant's callbacks may reach besides public addresses."""
 
     networks: list[Annotated[str, AfterValidator(_network)]] | None = Field(
@@ -97,7 +92,7 @@ class SetEgressAllow(_Wire):
     )
 
 
-class EgressAllow(_Wire):
+class EgressAllow(_Hidden):
     """The list as it is now."""
 
     networks: list[str] | None

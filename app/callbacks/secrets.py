@@ -17,11 +17,11 @@ from app.callbacks.schemas import (
     SetEgressAllow,
     SetWebhookSecret,
 )
+from app.edge.bodies import parse_object
 from app.edge.problems import validation_problem
 from app.fleet.dress import Dresser
 from app.ground import Ground
 from app.jobs.callback_fields import no_secret_keys
-from app.jobs.submit import parse_object
 from app.lifecycle.audit import record_deed
 from app.lifecycle.egress_lists import read_networks, set_networks
 from app.lifecycle.reads import read_now

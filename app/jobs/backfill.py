@@ -9,13 +9,13 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
+from app.edge.bodies import parse_object
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, validation_problem
 from app.ground import Ground
 from app.jobs.look import no_such_job
+from app.jobs.requests import BackfillJobs
 from app.jobs.schedule_fields import at_field
-from app.jobs.schemas import BackfillJobs
-from app.jobs.submit import parse_object
 from app.jobs.views import backfill_view, skip_view
 from app.lifecycle.lists import list_skips
 from app.lifecycle.moves.backfill import (

@@ -9,8 +9,10 @@ from typing import Any, Final
 import structlog
 
 from app.access.caller import Caller
+from app.edge.bodies import parse_object
 from app.edge.problems import STATUS_OF, Problem, invalid
-from app.jobs.submit import Checked, Submitter, parse_object
+from app.jobs.check import Checked
+from app.jobs.submit import Submitter
 from app.lifecycle.moves.submit import Entered
 from app.plumbing.database import DatabaseUnavailable
 
@@ -82,7 +84,7 @@ async def _check(submitter: Submitter, caller: Caller, sent: Any) -> Checked | P
     if not isinstance(sent, dict):
         return invalid("each of jobs must be an object", "")
     try:
-        return await submitter.check(caller, sent)
+        return await submitter.checker.check(caller, sent)
     except Problem as problem:
         return problem
     except DatabaseUnavailable:

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
+from app.edge.bodies import parse_object
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, invalid, validation_problem
 from app.ground import Ground
 from app.jobs.bulk_schemas import BulkFilter, SubmitBulk
 from app.jobs.digest import differing_fields, request_digest
-from app.jobs.submit import parse_object
 from app.lifecycle.lists import JobFilter, id_range, next_matching
 from app.lifecycle.operations import (
     NewOperation,

@@ -6,15 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
-from app.jobs.schemas import Int64, JobError, Key, Moment, StatusWord, Timestamp
+from app.edge.wire import Int64, Key, Moment, StatusWord, Timestamp, Wire
+from app.jobs.documents import JobError
 
 Action = Literal["cancel", "retry", "pause", "resume", "redeliver"]
 OperationWord = Literal["QUEUED", "RUNNING", "SUCCEEDED", "CANCELLED", "FAILED"]
@@ -37,13 +36,7 @@ def _name_and_value(value: str) -> str:
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(_without_nul)]
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=False, extra="forbid", frozen=True
-    )
-
-
-class BulkFilter(_Wire):
+class BulkFilter(Wire):
     """Which jobs: `status`, one of handler, namePrefix and label, and one range of times."""
 
     status: StatusWord | None = Field(
@@ -80,7 +73,7 @@ class BulkFilter(_Wire):
         return all(value is None for value in self.__dict__.values())
 
 
-class SubmitBulk(_Wire):
+class SubmitBulk(Wire):
     """One action for all jobs that match."""
 
     action: Action = Field(
@@ -97,7 +90,7 @@ class SubmitBulk(_Wire):
     )
 
 
-class BulkCount(_Wire):
+class BulkCount(Wire):
     """What a dry run found; nothing was changed."""
 
     dry_run: Literal[True]
@@ -107,7 +100,7 @@ class BulkCount(_Wire):
     matched_is_minimum: bool = Field(description="true: at least so many; the count was ended.")
 
 
-class BulkOperation(_Wire):
+class BulkOperation(Wire):
     """A bulk action under way, or how it ended."""
 
     operation_id: str
@@ -130,7 +123,7 @@ class BulkOperation(_Wire):
     finished_at: Timestamp | None
 
 
-class BulkOperationList(_Wire):
+class BulkOperationList(Wire):
     """A page of bulk operations, newest first."""
 
     items: list[BulkOperation]

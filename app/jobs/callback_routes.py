@@ -10,7 +10,7 @@ from app.edge.problems import problem_answers
 from app.ground import Ground
 from app.jobs.answers import JobId, json_answer
 from app.jobs.callbacks import deliver_again, deliver_failed_again
-from app.jobs.schemas import Callback, Redelivered
+from app.jobs.documents import Callback, Redelivered
 
 DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
 

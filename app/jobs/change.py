@@ -12,6 +12,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
+from app.edge.bodies import parse_object
 from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
@@ -22,13 +23,13 @@ from app.jobs.callback_fields import (
     no_secret_keys,
     refused_callback,
 )
+from app.jobs.check import params_text
 from app.jobs.check_params import refused_params
 from app.jobs.digest import request_digest
 from app.jobs.look import find_job, no_such_job
+from app.jobs.requests import ChangeJob, ResumeJob, TriggerJob
 from app.jobs.schedule_fields import ONLY_SCHEDULES, at_field
 from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
-from app.jobs.schemas import ChangeJob, ResumeJob, TriggerJob
-from app.jobs.submit import params_text, parse_object
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown, WrongKind

@@ -11,7 +11,7 @@ from app.ground import Ground
 from app.jobs.answers import JobId, body_of, job_headers, json_answer, require_json
 from app.jobs.backfill import backfill
 from app.jobs.change import Changes
-from app.jobs.schemas import Backfill, Job
+from app.jobs.documents import Backfill, Job
 
 
 def change_routes(*, ground: Ground, keys: Gate, changes: Changes) -> APIRouter:

@@ -8,8 +8,8 @@ from app.access.caller import Caller
 from app.access.keys import Gate
 from app.edge.problems import problem_answers
 from app.jobs.answers import JobId, json_answer
+from app.jobs.documents import Explanation
 from app.jobs.explain import Explainer
-from app.jobs.schemas import Explanation
 
 
 def explain_routes(*, keys: Gate, explainer: Explainer) -> APIRouter:

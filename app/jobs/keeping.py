@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
+from app.edge.bodies import parse_object
 from app.edge.problems import invalid, pointer_to, validation_problem
+from app.edge.wire import StatusWord, Wire
 from app.ground import Ground
-from app.jobs.schemas import StatusWord
-from app.jobs.submit import parse_object
 from app.lifecycle.audit import record_deed
 from app.lifecycle.counts import Count, Counts, count_jobs
 from app.lifecycle.keep import DAY_MS, LEAST_DAYS, default_keeps
@@ -26,13 +25,7 @@ MOST_COUNTED: Final = 10_000
 _FIELDS: Final = {status: f"{status.name.lower()}Days" for status in sorted(TERMINAL_JOBS)}
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=False, extra="forbid", frozen=True
-    )
-
-
-class StatusCount(_Wire):
+class StatusCount(Wire):
     """How many jobs are in a state."""
 
     status: StatusWord
@@ -40,14 +33,14 @@ class StatusCount(_Wire):
     at_least: bool = Field(description="There may be more: no more than `upTo` were counted.")
 
 
-class DueCount(_Wire):
+class DueCount(Wire):
     """How many of the WAITING jobs that were counted could run now."""
 
     count: int
     at_least: bool
 
 
-class JobCounts(_Wire):
+class JobCounts(Wire):
     """How many jobs are in each state."""
 
     items: list[StatusCount]
@@ -60,7 +53,7 @@ Days = Annotated[
 ]
 
 
-class KeepJobs(_Wire):
+class KeepJobs(Wire):
     """For how many days finished jobs are kept, by how they ended."""
 
     succeeded_days: Days = None
@@ -68,7 +61,7 @@ class KeepJobs(_Wire):
     cancelled_days: Days = None
 
 
-class DefaultDays(_Wire):
+class DefaultDays(Wire):
     """What holds where nothing is chosen."""
 
     succeeded_days: float

@@ -8,11 +8,12 @@ from app.access.caller import Caller
 from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT
 from app.edge.problems import problem_answers
+from app.edge.wire import StatusWord
 from app.jobs.answers import Cursor, JobId, Limit, LongCursor, json_answer
 from app.jobs.backfill import list_backfills_page, list_skips_page
 from app.jobs.callbacks import list_callbacks
+from app.jobs.documents import BackfillList, CallbackList, JobList, SkippedList
 from app.jobs.listing import list_children_page, list_jobs_page
-from app.jobs.schemas import BackfillList, CallbackList, JobList, SkippedList, StatusWord
 from app.plumbing.database import Database
 
 

@@ -18,8 +18,8 @@ from app.edge.paging import (
     encode_place,
 )
 from app.edge.problems import invalid, pointer_to
+from app.edge.wire import RFC3339
 from app.jobs.look import no_such_job
-from app.jobs.schemas import RFC3339
 from app.jobs.views import listed_job_view
 from app.lifecycle.lists import JobFilter, JobPage, Place, list_children, list_jobs
 from app.lifecycle.reads import job_exists

@@ -11,8 +11,8 @@ from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
 from app.jobs.batch import submit_batch
+from app.jobs.documents import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.look import list_executions, look_at_job
-from app.jobs.schemas import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.submit import Submitter
 from app.jobs.views import handler_view, worker_view
 from app.jobs.wait import Waiters

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from app.edge.problems import Problem
-from app.jobs.schemas import SubmitJob
+from app.jobs.requests import SubmitJob
 from app.lifecycle.moves.submit import NewSchedule
 from app.plumbing.times import epoch_ms
 from app.schedules.cron import parse_cron

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.edge.problems import Problem
 from app.ground import Ground
 from app.jobs.digest import differing_fields, kept_digest
+from app.jobs.requests import ChangeJob
 from app.jobs.schedule_fields import (
     OF_FIXED_TIMES,
     ONLY_SCHEDULES,
@@ -24,7 +25,6 @@ from app.jobs.schedule_fields import (
     read_cron,
     too_short,
 )
-from app.jobs.schemas import ChangeJob
 from app.lifecycle.audit import job_target, record_deed
 from app.lifecycle.moves.fire import (
     Fired,

@@ -9,10 +9,10 @@ from app.access.keys import Gate
 from app.edge.problems import problem_answers
 from app.edge.sse import EventStream, sse_content, wants_stream
 from app.jobs.answers import Cursor, JobId, Limit, json_answer
+from app.jobs.documents import LogPage
 from app.jobs.events import follow_job, is_seen_to_the_end, read_stamp
 from app.jobs.logs import LINES_AT_ONCE, follow_lines, last_seq, list_lines, require_execution
 from app.jobs.look import find_job
-from app.jobs.schemas import LogPage
 from app.jobs.watch import Streams
 from app.plumbing.database import Database
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field
 
 from app.access.caller import Caller
 from app.access.keys import Gate
 from app.edge.problems import Problem, problem_answers
+from app.edge.wire import Wire
 from app.plumbing.times import epoch_ms, rfc3339
 from app.schedules.cron import ClockChange, DstFold, DstGap
 from app.schedules.grammar import CronError, Dialect
@@ -35,13 +35,7 @@ def _moment(value: object) -> datetime:
     return moment
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=False, extra="forbid", frozen=True
-    )
-
-
-class PreviewQuery(_Wire):
+class PreviewQuery(Wire):
     """What to look at."""
 
     expr: str = Field(max_length=1024, description="The expression, up to 128 characters.")
@@ -63,7 +57,7 @@ class PreviewQuery(_Wire):
     )
 
 
-class Fire(_Wire):
+class Fire(Wire):
     """A moment at which the expression fires."""
 
     local: str = Field(description="As the zone's clock shows it, with the offset then in force.")
@@ -74,7 +68,7 @@ class Fire(_Wire):
     )
 
 
-class ClockChangeAhead(_Wire):
+class ClockChangeAhead(Wire):
     """The zone's next clock change."""
 
     utc: Timestamp
@@ -83,7 +77,7 @@ class ClockChangeAhead(_Wire):
     kind: Literal["gap", "fold"] = Field(description="Times are skipped, or repeated.")
 
 
-class CronPreview(_Wire):
+class CronPreview(Wire):
     """When an expression fires next, and what it means."""
 
     expr: str

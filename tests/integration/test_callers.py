@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from oncue import Client, Conflict, NotFound, Unauthorized
-from oncue.client import AsyncClient
+from oncue.async_client import AsyncClient
 from oncue.retries import Retries
 from tests.support.cli import Told, oncue
 from tests.support.engines import Engine

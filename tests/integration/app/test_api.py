@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from app.jobs.submit import MAX_DEPTH
+from app.edge.bodies import MAX_DEPTH
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.database import Database
 from oncue.protocol import WorkerState

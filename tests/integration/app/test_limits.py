@@ -13,8 +13,8 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access import admission
-from app.access.admission import LocalBucket, burst_of
+from app.access import submission_quota
+from app.access.submission_quota import LocalBucket, burst_of
 from app.lifecycle.limits import count_running, count_waiting
 from tests.integration.app.rig import (
     Door,
@@ -181,8 +181,8 @@ def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(
 async def test_while_so_many_wait_a_new_job_is_429_and_then_no_more(
     api: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "COUNTED_SECONDS", 0.0)
-    monkeypatch.setattr(admission, "COUNTING_SHARE", float("inf"))
+    monkeypatch.setattr(submission_quota, "COUNTED_SECONDS", 0.0)
+    monkeypatch.setattr(submission_quota, "COUNTING_SHARE", float("inf"))
     await limit(api, waitingJobs=3)
     # What waits for its time counts, too.
     statuses = [(await api.submit(delayMs=60_000)).status_code for _ in range(4)]

@@ -109,7 +109,7 @@ class _Counted:
     since: int = 0
 
 
-class Admission:
+class SubmissionQuota:
     """Says how many of some new jobs of a tenant are within its limits."""
 
     def __init__(self, database: Database, redis: Redis, prefix: str, limits: LimitBook) -> None:
