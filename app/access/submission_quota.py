@@ -163,10 +163,10 @@ class SubmissionQuota:
         wanted: Counter[int] = Counter()
         for one in asked:
             wanted[one.tenant_id] += one.wanted
-        found = {
-            tenant_id: await self._take(tenant_id, rate, wanted[tenant_id])
-            for tenant_id, rate in rates.items()
-        }
+        taken_by = await asyncio.gather(
+            *(self._take(tenant_id, rate, wanted[tenant_id]) for tenant_id, rate in rates.items())
+        )
+        found = dict(zip(rates, taken_by, strict=True))
         left = {tenant_id: taken.taken for tenant_id, taken in found.items()}
         dealt = []
         for one in asked:

@@ -81,14 +81,19 @@ async def find_job(database: Database, caller: Caller, job_id: int) -> JobRecord
     Raises:
         Problem: `job_not_found`.
     """
-    record = await database.read(
+    record = await find_job_or_none(database, caller, job_id)
+    if record is None:
+        raise no_such_job(job_id)
+    return record
+
+
+async def find_job_or_none(database: Database, caller: Caller, job_id: int) -> JobRecord | None:
+    """Return a job with its newest executions, None when the caller has no such job."""
+    return await database.read(
         lambda connection: read_job(
             connection, job_id, tenant_id=caller.tenant_id, executions=EXECUTIONS_SHOWN
         )
     )
-    if record is None:
-        raise no_such_job(job_id)
-    return record
 
 
 def no_such_job(job_id: int) -> Problem:

@@ -20,7 +20,7 @@ from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.check import Checked, Checker, owner_of
 from app.jobs.digest import differing_fields
-from app.jobs.look import EXECUTIONS_SHOWN, find_job
+from app.jobs.look import find_job, find_job_or_none
 from app.jobs.views import job_view
 from app.lifecycle.moves.submit import (
     Entered,
@@ -29,7 +29,7 @@ from app.lifecycle.moves.submit import (
     insert_jobs,
     row_of_new_task,
 )
-from app.lifecycle.reads import JobRecord, read_job
+from app.lifecycle.reads import JobRecord
 from app.plumbing.bus import FIRE, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
@@ -204,7 +204,7 @@ class Submitter:
         ]
 
     async def _repeated(self, caller: Caller, checked: Checked, job_id: int) -> Submitted:
-        record = await self._read(caller, job_id)
+        record = await find_job_or_none(self._database, caller, job_id)
         if record is None:
             # Retention took the old job a moment ago: now the request is a new one.
             return await self.enter(caller, checked)
@@ -224,13 +224,6 @@ class Submitter:
                 fields=fields,
             )
         return Submitted(job_view(record), created=False)
-
-    async def _read(self, caller: Caller, job_id: int) -> JobRecord | None:
-        return await self._database.read(
-            lambda connection: read_job(
-                connection, job_id, tenant_id=caller.tenant_id, executions=EXECUTIONS_SHOWN
-            )
-        )
 
 
 def _overloaded() -> Problem:

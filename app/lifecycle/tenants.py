@@ -49,12 +49,6 @@ async def read_tenant(connection: AsyncConnection, tenant_id: int) -> Tenant | N
     return _tenant(row, limits.get(tenant_id, NO_LIMITS))
 
 
-async def find_tenant(connection: AsyncConnection, name: str) -> Tenant | None:
-    """Return the tenant of this name."""
-    row = await _by(connection, "name", name)
-    return None if row is None else _tenant(row)
-
-
 async def list_tenants(
     connection: AsyncConnection, *, only: int | None, after: int | None, limit: int
 ) -> Sequence[Tenant]:

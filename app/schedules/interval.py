@@ -32,11 +32,6 @@ class IntervalTimes:
         return max(0, (instant_ms - self._start) // self._every + 1)
 
 
-def after_delay(ended_ms: int, delay_ms: int) -> int:
-    """Return when a fixed delay fires next: so long after the last run ended."""
-    return ended_ms + delay_ms
-
-
 def spread_of(schedule: str, jitter_ms: int) -> int:
     """Return by how many milliseconds all fires of this schedule are put off: 0 to `jitter_ms`.
 

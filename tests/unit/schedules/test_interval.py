@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.schedules.interval import IntervalTimes, after_delay, spread_of
+from app.schedules.interval import IntervalTimes, spread_of
 
 DAY_MS = 86_400_000
 
@@ -36,10 +36,6 @@ def test_a_year_of_tenths_of_a_second_is_counted_at_once() -> None:
 def test_an_interval_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="1 ms"):
         IntervalTimes(0, 0)
-
-
-def test_a_fixed_delay_counts_from_the_end_of_the_run() -> None:
-    assert after_delay(1_000, 250) == 1_250
 
 
 def test_the_spread_is_the_same_for_ever() -> None:
