@@ -115,15 +115,17 @@ class ScheduleVerbs:
         """Let a paused schedule fire again; what it missed is put on record, or made up for."""
         changes: dict[str, Any] = {}
         if missed == "skip":
-            changes = await self._pass_over(connection, job)
+            changes = await self._pass_over(connection, job, until_ms=job["now_ms"])
         await move_job(connection, job, asked, JobStatus.SCHEDULED, changes)
         return Changed(job["queue_id"], job["priority"])
 
-    async def _pass_over(self, connection: AsyncConnection, job: RowMapping) -> dict[str, Any]:
-        """Put on record that the fires until now did not run; return the columns that change."""
+    async def _pass_over(
+        self, connection: AsyncConnection, job: RowMapping, *, until_ms: int
+    ) -> dict[str, Any]:
+        """Put on record that the fires due by then did not run; return the columns that change."""
         row = await read_plan_row(connection, self._database, job["id"])
         try:
-            decision = passed_over(row, now_ms=job["now_ms"], reason="paused")
+            decision = passed_over(row, now_ms=until_ms, reason="paused")
         except UnknownZone as error:
             raise at_field("timezone", f"{error}; PATCH it first") from None
         skips = [(job["id"], skip_of(entry)) for entry in decision.ledger]
@@ -219,7 +221,8 @@ class ScheduleVerbs:
         if job["status"] == JobStatus.PAUSED:
             changes: dict[str, Any] = {}
             try:
-                changes = await self._pass_over(connection, job)
+                # The cursor will stand at now: what is put off past it has no other record.
+                changes = await self._pass_over(connection, job, until_ms=job["now_ms"] + spread)
             except Problem:
                 # Its zone is gone: what it missed cannot be told, and must not forbid the cure.
                 log.warning("missed_fires_unknown", job_id=job["id"], timezone=row["timezone"])

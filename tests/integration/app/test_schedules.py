@@ -18,6 +18,7 @@ from app.lifecycle.moves.guard import Asked, lock_job
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
+from app.schedules.decide import spread_ms_of
 from app.schedules.spawn import fire_locked
 from tests.integration.app.rig import (
     Door,
@@ -455,6 +456,22 @@ async def test_patch_of_a_paused_schedule_puts_the_past_on_record(api: Door) -> 
     assert [(one["count"], one["reason"]) for one in await skips(api.database, made)] == [
         (3, "paused")
     ]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_patch_decides_the_fires_that_jitter_puts_off(api: Door, paused: bool) -> None:
+    """A fire whose nominal time is over, and whose due time is not, is not forgotten."""
+    made = await schedule_of(api, jitterMs=24 * HOUR, overlapPolicy="allow", misfirePolicy="all")
+    row = (await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=made))[0]
+    missed = 1 + spread_ms_of(row) // (2 * HOUR)
+    if paused:
+        await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, missed * HOUR)
+    answer = await patch(api, made, jitterMs=0)
+    assert answer.status_code == 200, answer.text
+    ran = len(await children(api.database, made))
+    passed = sum(one["count"] for one in await skips(api.database, made))
+    assert (ran, passed) == ((0, missed) if paused else (missed, 0))
 
 
 async def test_trigger_makes_a_run_now_once_for_each_request_id(api: Door) -> None:
