@@ -1,8 +1,9 @@
-"""One INSERT or UPDATE for many rows with different values, given as one JSON parameter.
+"""One INSERT or UPDATE for many rows with different values.
 
-MySQL reads the rows through JSON_TABLE, SQLite through json_each. The joined table comes
-second and is reached by its key, so that only the rows named are locked (STRAIGHT_JOIN: the
-optimizer would else start from an index of the table and lock ranges of it).
+The rows are one JSON parameter: MySQL reads them through JSON_TABLE, SQLite through json_each. The
+joined table comes second and is reached by its key, so that only the rows named are locked
+(STRAIGHT_JOIN: the optimizer would else start from an index of the table and lock ranges of it).
+What is only inserted is written into the statement for MySQL, which reads that in half the time.
 
 Rows are typed BIGINT or TEXT only: JSON_TABLE cuts what is too long for a VARCHAR with a mere
 warning, while the assignment of a long TEXT to a short column is refused in strict mode.
@@ -10,12 +11,16 @@ warning, while the assignment of a long TEXT to a short column is refused in str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
 from sqlalchemy import TextClause, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.plumbing.database import KEEP_FIRST
 from app.plumbing.json_text import Unencodable
 
 ColumnType = Literal["BIGINT", "TEXT"]
@@ -54,6 +59,95 @@ def update_from_rows(
         f"UPDATE {source} AS v STRAIGHT_JOIN {table} AS j ON j.{key} = v.v_{key} "
         f"SET {assignments} WHERE {guard}"
     )
+
+
+class RowsInsert:
+    """INSERT INTO table of many rows by one statement; a row whose key is taken changes nothing.
+
+    `columns` names the fields of each row and their SQL types; `values` gives for each column of
+    the table, by whether the database is SQLite, its expression over `v.v_<field>` and over
+    `:<name>`, which is the same for all rows. `keep_first` is a key column of the table, or empty
+    where a taken key is an error.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        columns: Mapping[str, ColumnType],
+        values: Callable[[bool], Mapping[str, str]],
+        keep_first: str = "",
+    ) -> None:
+        ends = {sqlite: end.format(key=keep_first) for sqlite, end in KEEP_FIRST.items()}
+        self._columns = columns
+        self._from_json = insert_from_rows(
+            sqlite=True,
+            table=table,
+            columns=columns,
+            values=values(True),
+            keep_first=ends[True] if keep_first else "",
+        )
+        own = values(False)
+        self._head = f"INSERT INTO {table} ({', '.join(own)}) VALUES "
+        self._end = f" {ends[False]}" if keep_first else ""
+        expressions = ", ".join(own.values()).replace("%", "%%")
+        self._row = f"({_PLACE.sub('%s', expressions)})"
+        self._places = [field or name for field, name in _PLACE.findall(expressions)]
+
+    async def run(
+        self,
+        connection: AsyncConnection,
+        rows: Sequence[Mapping[str, Any]],
+        **same: int | str | None,
+    ) -> None:
+        """Insert the rows, one or more, in their order; `same` has what is the same for all.
+
+        Raises:
+            Unencodable: a text is not Unicode.
+            KeyError: a row lacks a column.
+        """
+        if connection.dialect.name == "sqlite":
+            given = {"rows": rows_json(self._columns, rows), **same}
+            await connection.execute(self._from_json, given)
+            return
+        shared = {name: _literal(value) for name, value in same.items()}
+        lines = [
+            self._row
+            % tuple(
+                [shared[name] if name in shared else _literal(row[name]) for name in self._places]
+            )
+            for row in rows
+        ]
+        try:
+            await connection.exec_driver_sql(
+                self._head + ", ".join(lines) + self._end,
+                execution_options={"no_parameters": True},
+            )
+        except DBAPIError as error:
+            # Its text goes to the logs, where nobody's params belong.
+            error.statement = f"{self._head}... ({len(rows)} rows)"
+            raise
+
+
+_PLACE: Final = re.compile(r"v\.v_(\w+)|:(\w+)")
+
+
+def _literal(value: int | str | None) -> str:
+    """Write a value as MySQL reads it, whatever its mode says of backslashes.
+
+    Raises:
+        Unencodable: the text is not Unicode.
+    """
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    if "'" in value or "\\" in value or not value.isascii():
+        try:
+            return f"_utf8mb4 X'{value.encode().hex()}'"
+        except UnicodeEncodeError as error:
+            raise Unencodable(str(error)) from None
+    return f"'{value}'"
 
 
 def insert_from_rows(

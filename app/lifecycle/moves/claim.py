@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, RowsInsert, rows_json, update_from_rows
 from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.moves.within_keys import keep_within
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
 from app.lifecycle.term import read_term
-from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
+from app.plumbing.database import NOW_MS, Database
 
 _CLAIMABLE: Final = in_list(sources("claim", JobKind.TASK))
 
@@ -193,25 +193,21 @@ _EXECUTION_COLUMNS: Final[dict[str, ColumnType]] = {
     "owner_worker_id": "TEXT",
     "updated_at": "BIGINT",
 }
-_LOG_INSERT: Final = {
-    sqlite: insert_from_rows(
-        sqlite=sqlite,
-        table="job_log",
-        columns=_EXECUTION_COLUMNS,
-        values={
-            "execution_id": "v.v_execution_id",
-            "job_id": "v.v_id",
-            "attempt": "v.v_attempt",
-            "trigger_ts": "v.v_trigger_ts",
-            "worker_id": "v.v_owner_worker_id",
-            "term": ":term",
-            "status": str(int(ExecutionStatus.CLAIMED)),
-            "claimed_at": "v.v_updated_at",
-        },
-        keep_first=KEEP_FIRST[sqlite].format(key="id"),
-    )
-    for sqlite in (True, False)
-}
+_LOG_INSERT: Final = RowsInsert(
+    table="job_log",
+    columns=_EXECUTION_COLUMNS,
+    values=lambda _sqlite: {
+        "execution_id": "v.v_execution_id",
+        "job_id": "v.v_id",
+        "attempt": "v.v_attempt",
+        "trigger_ts": "v.v_trigger_ts",
+        "worker_id": "v.v_owner_worker_id",
+        "term": ":term",
+        "status": str(int(ExecutionStatus.CLAIMED)),
+        "claimed_at": "v.v_updated_at",
+    },
+    keep_first="id",
+)
 
 
 async def claim(
@@ -326,10 +322,7 @@ async def insert_executions(
     term: int,
 ) -> None:
     """Insert a row of `job_log` for each claimed row; one of an earlier try stays as it is."""
-    await connection.execute(
-        _LOG_INSERT[database.is_sqlite],
-        {"rows": rows_json(_EXECUTION_COLUMNS, rows), "term": term},
-    )
+    await _LOG_INSERT.run(connection, rows, term=term)
 
 
 def claimed_row(

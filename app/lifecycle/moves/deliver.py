@@ -14,13 +14,13 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, RowsInsert, rows_json, update_from_rows
 from app.lifecycle.moves.ending import OwedDelivery
 from app.lifecycle.moves.owe import DELIVERY_LEASE_MS
 from app.lifecycle.reads import read_now
 from app.lifecycle.retry import longest_wait_ms, next_try_pause_ms
 from app.lifecycle.states import DeliveryStatus
-from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
+from app.plumbing.database import NOW_MS, Database
 from app.plumbing.sealed import BODY_OPENS, MASK
 from oncue.protocol import DeliveryResult
 
@@ -317,27 +317,23 @@ _RECORDED: Final[dict[str, ColumnType]] = {
     "error": "TEXT",
     "answer": "TEXT",
 }
-_RECORD: Final = {
-    sqlite: insert_from_rows(
-        sqlite=sqlite,
-        table="callback_try",
-        columns=_RECORDED,
-        values={
-            "job_id": "v.v_job",
-            "delivery_key": "v.v_delivery",
-            "try_number": "v.v_number",
-            "tried_at": "v.v_at",
-            "worker_id": ":worker",
-            "delivered": "v.v_delivered",
-            "status_code": "v.v_code",
-            "latency_ms": "v.v_latency",
-            "error": "v.v_error",
-            "answer": "v.v_answer",
-        },
-        keep_first=KEEP_FIRST[sqlite].format(key="callback_try.try_number"),
-    )
-    for sqlite in (True, False)
-}
+_RECORD: Final = RowsInsert(
+    table="callback_try",
+    columns=_RECORDED,
+    values=lambda _sqlite: {
+        "job_id": "v.v_job",
+        "delivery_key": "v.v_delivery",
+        "try_number": "v.v_number",
+        "tried_at": "v.v_at",
+        "worker_id": ":worker",
+        "delivered": "v.v_delivered",
+        "status_code": "v.v_code",
+        "latency_ms": "v.v_latency",
+        "error": "v.v_error",
+        "answer": "v.v_answer",
+    },
+    keep_first="try_number",
+)
 
 
 async def note_tries(
@@ -409,10 +405,7 @@ async def _record(
     ]
     if tries:
         tries.sort(key=lambda one: (one["job"], one["delivery"], one["number"]))
-        await connection.execute(
-            _RECORD[database.is_sqlite],
-            {"rows": rows_json(_RECORDED, tries), "worker": worker_id[:128]},
-        )
+        await _RECORD.run(connection, tries, worker=worker_id[:128])
 
 
 def _tried_at(result: DeliveryResult, created_at: int, now: int) -> int:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import uuid_utils
-from sqlalchemy import RowMapping, TextClause
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json
+from app.lifecycle.bulk import ColumnType, RowsInsert
 from app.lifecycle.callback_body import EVENT_TYPES, CallbackJob, render_callback, wants
 from app.lifecycle.states import DeliveryStatus, JobStatus
-from app.plumbing.database import KEEP_FIRST, Database
 from oncue.addresses import callback_host
 from oncue.protocol import DELIVERY_LEASE_SECONDS
 
@@ -40,20 +39,19 @@ _COLUMNS: Final[dict[str, ColumnType]] = {
 }
 
 
-def _owe(sqlite: bool, keep_first: str) -> TextClause:
-    return insert_from_rows(
-        sqlite=sqlite,
+def _owe(keep_first: str) -> RowsInsert:
+    return RowsInsert(
         table="callback_delivery",
         columns=_COLUMNS,
-        values={name: f"v.v_{name}" for name in _COLUMNS} | {"owed_since": "v.v_created_at"},
+        values=lambda _sqlite: (
+            {name: f"v.v_{name}" for name in _COLUMNS} | {"owed_since": "v.v_created_at"}
+        ),
         keep_first=keep_first,
     )
 
 
-_OWE: Final = {sqlite: _owe(sqlite, "") for sqlite in (True, False)}
-_OWE_ONCE: Final = {
-    sqlite: _owe(sqlite, KEEP_FIRST[sqlite].format(key="id")) for sqlite in (True, False)
-}
+_OWE: Final = _owe("")
+_OWE_ONCE: Final = _owe("id")
 
 
 def callback_row(
@@ -138,14 +136,10 @@ def started_row(
 async def insert_callbacks(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
     """Insert callbacks that are owed."""
     if rows:
-        sqlite = connection.dialect.name == "sqlite"
-        await connection.execute(_OWE[sqlite], {"rows": rows_json(_COLUMNS, rows)})
+        await _OWE.run(connection, rows)
 
 
-async def insert_starts(
-    connection: AsyncConnection, database: Database, rows: Sequence[dict[str, Any]]
-) -> None:
+async def insert_starts(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
     """Insert callbacks of begun attempts; one that is there already stays as it is."""
     if rows:
-        statement = _OWE_ONCE[database.is_sqlite]
-        await connection.execute(statement, {"rows": rows_json(_COLUMNS, rows)})
+        await _OWE_ONCE.run(connection, rows)

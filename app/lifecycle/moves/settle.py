@@ -371,7 +371,7 @@ class _Batch:
             await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(_ENDED, self._logs)})
         await insert_payloads(connection, database, self._payloads)
         await note_stopping(connection, database, self._stopping)
-        await insert_starts(connection, database, self._starts)
+        await insert_starts(connection, self._starts)
         await insert_callbacks(connection, self._callbacks)
         followed = NOTHING
         if self._over:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json
+from app.lifecycle.bulk import ColumnType, RowsInsert, insert_from_rows, rows_json
 from app.lifecycle.reads import JOB_COLUMNS
 from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
@@ -153,24 +153,20 @@ def _plain(sqlite: bool) -> dict[str, str]:
     }
 
 
-_INSERT: Final = {
-    sqlite: insert_from_rows(
-        sqlite=sqlite,
-        table="job_info",
-        columns=_FIELDS,
-        values={
-            **_plain(sqlite),
-            "kind": str(int(JobKind.TASK)),
-            "queue_id": "v.v_queue",
-            "status": str(int(JobStatus.WAITING)),
-            "next_trigger_time": (
-                f"CASE WHEN v.v_due IS NULL THEN {NOW_MS[sqlite]} + v.v_delay ELSE v.v_due END"
-            ),
-        },
-        keep_first=KEEP_FIRST[sqlite].format(key="id"),
-    )
-    for sqlite in (True, False)
-}
+_INSERT: Final = RowsInsert(
+    table="job_info",
+    columns=_FIELDS,
+    values=lambda sqlite: {
+        **_plain(sqlite),
+        "kind": str(int(JobKind.TASK)),
+        "queue_id": "v.v_queue",
+        "status": str(int(JobStatus.WAITING)),
+        "next_trigger_time": (
+            f"CASE WHEN v.v_due IS NULL THEN {NOW_MS[sqlite]} + v.v_delay ELSE v.v_due END"
+        ),
+    },
+    keep_first="id",
+)
 _INSERT_SCHEDULES: Final = {
     sqlite: insert_from_rows(
         sqlite=sqlite,
@@ -221,7 +217,7 @@ async def insert_jobs(
     tasks = [_job_row(job) for job in in_key_order if job.schedule is None]
     schedules = [_schedule_row(job) for job in in_key_order if job.schedule is not None]
     if tasks:
-        await connection.execute(_INSERT[database.is_sqlite], {"rows": rows_json(_FIELDS, tasks)})
+        await _INSERT.run(connection, tasks)
     if schedules:
         await connection.execute(
             _INSERT_SCHEDULES[database.is_sqlite], {"rows": rows_json(_SCHEDULE_FIELDS, schedules)}

@@ -46,5 +46,5 @@ async def tell_starts(
         if job["execution_id"] == accepted[job["id"]]
     ]
     owed = [row for row in rows if row is not None]
-    await insert_starts(connection, database, owed)
+    await insert_starts(connection, owed)
     return len(owed)
