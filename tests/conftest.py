@@ -16,8 +16,17 @@ from tests.support.missing import NOT_TESTED_HERE
 from tests.support.processes import NewPlatform, Platform
 from tests.support.receiver import Receiver
 
-# A slow machine is no failure of a property; CI repeats what it found.
-hypothesis.settings.register_profile("oncue", deadline=None, print_blob=True)
+# A slow machine is no failure of a property, and engines are fresh for each test, not for each
+# example; CI repeats what it found.
+hypothesis.settings.register_profile(
+    "oncue",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
 hypothesis.settings.load_profile("oncue")
 
 

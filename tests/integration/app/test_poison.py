@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
@@ -149,7 +149,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.lists(st.tuples(_values, _texts, st.booleans()), min_size=1, max_size=6))
 async def test_results_and_errors_of_any_text_come_back_exactly(
     migrated_engine: Engine, cases: list[tuple[Any, str, bool]]
