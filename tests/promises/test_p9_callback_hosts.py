@@ -30,6 +30,7 @@ async def submitted(platform: Platform, hosts: Sequence[Host], jobs: int) -> dic
                 "clientRequestId": secrets.token_hex(8),
                 "jobName": "a job",
                 "jobHandler": "echo",
+                "retryIntervalSeconds": 1,
                 "callbackUrl": host.url,
             }
             for host in turn
