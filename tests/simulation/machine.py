@@ -12,6 +12,7 @@ import contextvars
 import heapq
 import os
 import random
+import socket
 import threading
 import time
 import traceback
@@ -46,6 +47,7 @@ class Process:
 
     def __init__(self, node: str, boot: int, *, skew_seconds: float, uptime_seconds: float) -> None:
         self.node = node
+        self.boot = boot
         self.name = f"{node}.{boot}"
         self.state = State.RUNNING
         self.skew_seconds = skew_seconds
@@ -344,11 +346,17 @@ class Machine:
         self._replace(time, "time", self.wall)
         self._replace(time, "monotonic", self.uptime)
         self._replace(time, "perf_counter", self.uptime)
+        self._replace(time, "time_ns", lambda: int(self.wall() * 1e9))
+        self._replace(time, "monotonic_ns", lambda: int(self.uptime() * 1e9))
         self._replace(time, "clock_gettime", lambda _clock: self.uptime())
         self._replace(time, "sleep", _sleep)
         self._replace(uuid, "uuid4", self._uuid4)
         self._replace(uuid_utils, "uuid7", self._uuid7)
         self._replace(os, "_exit", self.exit)
+        self._replace(os, "urandom", self._ids.randbytes)
+        self._replace(random, "_urandom", self._ids.randbytes)  # of `secrets`
+        self._replace(os, "getpid", _boot)
+        self._replace(socket, "gethostname", _node)
         self._replace(asyncio, "sleep", sleep)
         self._replace(threading, "Event", _Event)
         self._replace(threading.Thread, "start", _start_thread)
@@ -438,6 +446,16 @@ async def sleep(seconds: float, result: Any = None) -> Any:
 @types.coroutine
 def _give_way() -> Generator[None, None, None]:
     yield
+
+
+def _boot() -> int:
+    process = PROCESS.get()
+    return 0 if process is None else process.boot
+
+
+def _node() -> str:
+    process = PROCESS.get()
+    return "" if process is None else process.node
 
 
 def _sleep(seconds: float) -> None:
