@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy.util.concurrency import await_only
 
 from tests.simulation.history import History
+from tests.simulation.lean import left_out
 from tests.simulation.machine import PROCESS, Process, State, VirtualLoop
 
 log = structlog.get_logger(__name__)
@@ -231,6 +232,8 @@ async def call_application(
         sent.append(message)
 
     await application(scope, receive, send)
+    if sent[0]["status"] in (404, 405) and left_out(method, parts.path):
+        raise NotImplementedError(f"{method} {parts.path} is not among the routes in lean.py")
     return Answer(
         sent[0]["status"],
         b"".join(message.get("body", b"") for message in sent[1:]),
