@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import orjson
 from sqlalchemy import RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.plumbing.database import Database
+from app.plumbing.database import NOW_MS, Database
 from oncue.addresses import Network
 from oncue.protocol import Heartbeat, WorkerState, call_token
 
@@ -92,20 +93,21 @@ _CHANGING: Final = (
 )
 
 
-def _upsert(database: Database, *, revive: bool, by_key: bool) -> str:
+@cache
+def _upsert(*, sqlite: bool, revive: bool, by_key: bool) -> TextClause:
     """A worker that was declared DOWN stays so while it holds runs that were given away."""
     changing = (*_CHANGING, "key_digest") if by_key else _CHANGING
-    new = "excluded.{0}" if database.is_sqlite else "VALUES({0})"
+    new = "excluded.{0}" if sqlite else "VALUES({0})"
     changes = ", ".join(f"{name} = {new.format(name)}" for name in changing)
     state = new.format("state")
     if not revive:
         down = f"'{WorkerState.DOWN}'"
         state = f"CASE WHEN worker_node.state = {down} THEN {down} ELSE {state} END"
-    head = "ON CONFLICT (id) DO UPDATE SET" if database.is_sqlite else "ON DUPLICATE KEY UPDATE"
-    return (
+    head = "ON CONFLICT (id) DO UPDATE SET" if sqlite else "ON DUPLICATE KEY UPDATE"
+    return text(
         f"INSERT INTO worker_node ({_COLUMNS}, first_heartbeat) "
-        f"VALUES ({_VALUES}, 1, {database.now_ms}, :egress_allow, :worker_group, :key_digest, "
-        f"{database.now_ms}) "
+        f"VALUES ({_VALUES}, 1, {NOW_MS[sqlite]}, :egress_allow, :worker_group, :key_digest, "
+        f"{NOW_MS[sqlite]}) "
         f"{head} {changes}, state = {state}, beats = worker_node.beats + 1"
     )
 
@@ -120,7 +122,7 @@ async def record_beat(
 ) -> None:
     """Write what a worker says of itself, at the database's time."""
     await connection.execute(
-        text(_upsert(database, revive=revive, by_key=by_key is not None)),
+        _upsert(sqlite=database.is_sqlite, revive=revive, by_key=by_key is not None),
         {
             "id": beat.worker_id,
             "name": beat.name,

@@ -244,7 +244,11 @@ class Connection:
 
     async def rollback(self) -> None:
         """Roll back."""
-        if self._sqlite is not None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Roll back, which takes no time."""
+        if self._sqlite is not None and self._sqlite.in_transaction:
             self._sqlite.rollback()
         self._leave()
 

@@ -98,6 +98,14 @@ def _add_if_called(
             _LEFT_OUT[method, router.prefix + path] = re.compile(pattern)
 
 
+_include = APIRouter.include_router
+
+
+def _include_if_called(router: APIRouter, other: APIRouter, **options: Any) -> None:
+    if other.routes:
+        _include(router, other, **options)
+
+
 @contextmanager
 def lean() -> Iterator[None]:
     """Have boots be as cheap as they can within the block."""
@@ -105,6 +113,7 @@ def lean() -> Iterator[None]:
         stack.enter_context(mock.patch.object(ModelField, "__post_init__", _build_once))
         stack.enter_context(mock.patch.object(_IncludedRouter, "_match", _match_once))
         stack.enter_context(mock.patch.object(APIRouter, "add_api_route", _add_if_called))
+        stack.enter_context(mock.patch.object(APIRouter, "include_router", _include_if_called))
         stack.enter_context(mock.patch.object(app.main, "install_document"))
         stack.enter_context(mock.patch.object(app.main, "require_roles"))
         stack.enter_context(mock.patch.object(app.main, "StandaloneDocs"))

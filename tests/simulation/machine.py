@@ -358,6 +358,7 @@ class Machine:
         self._replace(os, "getpid", _boot)
         self._replace(socket, "gethostname", _node)
         self._replace(asyncio, "sleep", sleep)
+        self._replace(asyncio, "timeout", _timeout)
         self._replace(threading, "Event", _Event)
         self._replace(threading.Thread, "start", _start_thread)
         self._replace(threading.Thread, "join", _join_thread)
@@ -422,16 +423,60 @@ class _Event:
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._set:
-            await_only(self._wait(timeout))
+            loop = cast(VirtualLoop, asyncio.get_running_loop())
+            waiter = loop.create_future() if timeout is None else loop.after(timeout)
+            self._waiters.append(waiter)
+            await_only(waiter)
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
         return self._set
 
-    async def _wait(self, timeout: float | None) -> None:
-        loop = cast(VirtualLoop, asyncio.get_running_loop())
-        waiter = loop.create_future() if timeout is None else loop.after(timeout)
-        self._waiters.append(waiter)
-        await waiter
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
+
+class _Timeout:
+    """`asyncio.Timeout` without what nobody uses."""
+
+    __slots__ = ("_before", "_expired", "_seconds", "_task", "_timer")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._expired = False
+
+    async def __aenter__(self) -> _Timeout:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._before = task.cancelling()
+        loop = asyncio.get_running_loop()
+        if self._seconds > 0:
+            self._timer = loop.call_later(self._seconds, self._expire)
+        else:
+            self._timer = cast(asyncio.TimerHandle, loop.call_soon(self._expire))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: types.TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if (
+            self._expired
+            and self._task.uncancel() <= self._before
+            and kind is asyncio.CancelledError
+        ):
+            raise TimeoutError from error
+
+    def _expire(self) -> None:
+        self._task.cancel()
+        self._expired = True
+
+
+_real_timeout = asyncio.timeout
+
+
+def _timeout(seconds: float | None) -> Any:
+    return _real_timeout(None) if seconds is None else _Timeout(seconds)
 
 
 async def sleep(seconds: float, result: Any = None) -> Any:
