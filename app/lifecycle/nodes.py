@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Final
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
 
 import orjson
 from sqlalchemy import RowMapping, TextClause, bindparam, text
@@ -220,8 +220,25 @@ async def read_node(connection: AsyncConnection, worker_id: str) -> Node | None:
     return None if row is None else _node(row)
 
 
+class _Handlers(NamedTuple):
+    entries: tuple[dict[str, str], ...]
+    names: frozenset[str]
+    secret: frozenset[str]
+
+
+@lru_cache(maxsize=256)
+def _handlers(kept: str) -> _Handlers:
+    """Nodes are read again and again, and say the same: nobody may change what is returned."""
+    entries = tuple(orjson.loads(kept))
+    return _Handlers(
+        entries,
+        frozenset(entry["name"] for entry in entries),
+        frozenset(entry["name"] for entry in entries if entry.get("secret_result")),
+    )
+
+
 def _node(row: RowMapping) -> Node:
-    handlers = tuple(orjson.loads(row["handlers"]))
+    handlers = _handlers(row["handlers"])
     return Node(
         worker_id=row["id"],
         name=row["name"],
@@ -229,11 +246,9 @@ def _node(row: RowMapping) -> Node:
         url=row["url"],
         version=row["version"],
         state=WorkerState(row["state"]),
-        handlers=handlers,
-        handler_names=frozenset(handler["name"] for handler in handlers),
-        secret_handlers=frozenset(
-            handler["name"] for handler in handlers if handler.get("secret_result")
-        ),
+        handlers=handlers.entries,
+        handler_names=handlers.names,
+        secret_handlers=handlers.secret,
         labels=orjson.loads(row["labels"]),
         capacity=row["capacity"],
         weight=row["weight"],
@@ -252,6 +267,7 @@ def _node(row: RowMapping) -> Node:
     )
 
 
+@lru_cache(maxsize=256)
 def _networks(kept: str | None) -> tuple[Network, ...] | None:
     if kept is None:
         return None

@@ -82,7 +82,7 @@ class Cluster:
         self.machine = machine
         self.history = history
         self.dice = dice
-        self.network = Network(dice, history)
+        self.network = Network(machine.loop, dice, history)
         self.database = DatabaseServer(
             database, network=self.network, dice=dice, history=history, now=machine.loop.time
         )

@@ -51,8 +51,7 @@ _build = ModelField.__post_init__
 def left_out(method: str, path: str) -> bool:
     """Tell whether a request is for a route that was left out: then it must not be."""
     return any(
-        method == of_method and route.fullmatch(path)
-        for (of_method, _), route in _LEFT_OUT.items()
+        method == of_method and route.fullmatch(path) for (of_method, _), route in _LEFT_OUT.items()
     )
 
 

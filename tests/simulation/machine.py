@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn, cast
 
 import anyio.to_thread
 import uuid_utils
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 from sqlalchemy.util.concurrency import await_only, greenlet_spawn
 
 EPOCH: Final = 1_900_000_000.0
@@ -401,6 +402,30 @@ class Machine:
         return uuid.UUID(int=value & ~(3 << 62) | 2 << 62)
 
 
+class _Thread(greenlet):  # type: ignore[misc] # it has no types
+    """A simulated thread: what it waits for, it gives to the task that carries it.
+
+    `greenlet_spawn` is the same with a coroutine between the two.
+    """
+
+    __sqlalchemy_greenlet_provider__ = True
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(run)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self.parent = getcurrent()
+        self.gr_context = self.parent.gr_context
+        awaited = self.switch()
+        while not self.dead:
+            try:
+                value = yield from awaited.__await__()
+            except BaseException as error:  # noqa: BLE001 - it is the thread's
+                awaited = self.throw(error)
+            else:
+                awaited = self.switch(value)
+
+
 class _Event:
     """`threading.Event` among simulated threads."""
 
@@ -509,7 +534,7 @@ def _sleep(seconds: float) -> None:
 
 def _start_thread(thread: threading.Thread) -> None:
     async def body() -> None:
-        await greenlet_spawn(thread.run)
+        await _Thread(thread.run)
 
     thread._simulated = asyncio.get_running_loop().create_task(body())  # type: ignore[attr-defined]
 

@@ -41,7 +41,8 @@ class QuickEngine:
         self._connect = connect
         self._begin = begin
         self._idle: deque[Connection | None] = deque()
-        self._room = asyncio.Semaphore(pool_size)
+        self._room = pool_size
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._era = 0
 
     def begin(self) -> _Use:
@@ -58,7 +59,7 @@ class QuickEngine:
         try:
             return QuickConnection(self, await self._take(), self._begin)
         except BaseException:
-            self._room.release()
+            self._leave()
             raise
 
     def give_back(self, connection: QuickConnection) -> None:
@@ -70,7 +71,7 @@ class QuickEngine:
         else:
             driver.undo()
             self._idle.append(driver)
-        self._room.release()
+        self._leave()
 
     async def dispose(self) -> None:
         """Close what nobody uses."""
@@ -84,14 +85,29 @@ class QuickEngine:
         self._era += 1
 
     async def _enter(self) -> None:
-        if not self._room.locked():
-            await self._room.acquire()
+        if self._room:
+            self._room -= 1
             return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         try:
             async with asyncio.timeout(POOL_SECONDS):
-                await self._room.acquire()
-        except TimeoutError:
-            raise PoolTimeout("the pool is exhausted") from None
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self._leave()
+            if isinstance(error, TimeoutError):
+                raise PoolTimeout("the pool is exhausted") from None
+            raise
+
+    def _leave(self) -> None:
+        """Give one's place to the first that waits, if any."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._room += 1
 
     async def _take(self) -> Connection:
         if not self._idle:
