@@ -121,7 +121,7 @@ class Deliverer:
         self._in_flight = 0
         self._in_flight_slow = 0
         self._waiting = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -259,8 +259,8 @@ class Deliverer:
         self._in_flight += 1
         self._in_flight_slow += counts_as_slow
         task = asyncio.get_running_loop().create_task(self._try(host, delivery, counts_as_slow))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _try(self, host: _Host, delivery: Delivery, counted_as_slow: bool) -> None:
         try:

@@ -20,7 +20,7 @@ class Waiters:
 
     def __init__(self, ground: Ground) -> None:
         self._database = ground.database
-        self._waiting: dict[int, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: dict[int, dict[asyncio.Event, None]] = defaultdict(dict)
         self._any = asyncio.Event()
         self._closed = False
         self._loop = Loop("long-poll", self._look, expected=(DatabaseUnavailable,))
@@ -49,7 +49,7 @@ class Waiters:
     def enter(self, job_id: int) -> asyncio.Event:
         """Register a caller before it reads the job, so that no end falls between."""
         event = asyncio.Event()
-        self._waiting[job_id].add(event)
+        self._waiting[job_id][event] = None
         self._any.set()
         if self._closed:
             event.set()
@@ -59,7 +59,7 @@ class Waiters:
         """Forget a caller."""
         events = self._waiting.get(job_id)
         if events is not None:
-            events.discard(event)
+            events.pop(event, None)
             if not events:
                 del self._waiting[job_id]
 

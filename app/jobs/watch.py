@@ -35,7 +35,7 @@ class Watch(Generic[Key]):
     ) -> None:
         self._database = database
         self._read: Callable[[AsyncConnection, Sequence[Key]], Awaitable[dict[Key, Stamp]]] = read
-        self._waiting: dict[Key, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: dict[Key, dict[asyncio.Event, None]] = defaultdict(dict)
         self._stamps: dict[Key, Stamp] = {}
         self._any = asyncio.Event()
         self._loop = Loop(name, self._look, expected=(DatabaseUnavailable,))
@@ -52,13 +52,13 @@ class Watch(Generic[Key]):
     def waiting(self, key: Key) -> Iterator[asyncio.Event]:
         """Give an event that is set when there may be news of the key."""
         event = asyncio.Event()
-        self._waiting[key].add(event)
+        self._waiting[key][event] = None
         self._any.set()
         try:
             yield event
         finally:
             events = self._waiting[key]
-            events.discard(event)
+            events.pop(event, None)
             if not events:
                 del self._waiting[key]
                 self._stamps.pop(key, None)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
 
 import orjson
 from sqlalchemy import RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.plumbing.database import Database
+from app.plumbing.database import NOW_MS, Database
 from oncue.addresses import Network
 from oncue.protocol import Heartbeat, WorkerState, call_token
 
@@ -92,20 +93,21 @@ _CHANGING: Final = (
 )
 
 
-def _upsert(database: Database, *, revive: bool, by_key: bool) -> str:
+@cache
+def _upsert(*, sqlite: bool, revive: bool, by_key: bool) -> TextClause:
     """A worker that was declared DOWN stays so while it holds runs that were given away."""
     changing = (*_CHANGING, "key_digest") if by_key else _CHANGING
-    new = "excluded.{0}" if database.is_sqlite else "VALUES({0})"
+    new = "excluded.{0}" if sqlite else "VALUES({0})"
     changes = ", ".join(f"{name} = {new.format(name)}" for name in changing)
     state = new.format("state")
     if not revive:
         down = f"'{WorkerState.DOWN}'"
         state = f"CASE WHEN worker_node.state = {down} THEN {down} ELSE {state} END"
-    head = "ON CONFLICT (id) DO UPDATE SET" if database.is_sqlite else "ON DUPLICATE KEY UPDATE"
-    return (
+    head = "ON CONFLICT (id) DO UPDATE SET" if sqlite else "ON DUPLICATE KEY UPDATE"
+    return text(
         f"INSERT INTO worker_node ({_COLUMNS}, first_heartbeat) "
-        f"VALUES ({_VALUES}, 1, {database.now_ms}, :egress_allow, :worker_group, :key_digest, "
-        f"{database.now_ms}) "
+        f"VALUES ({_VALUES}, 1, {NOW_MS[sqlite]}, :egress_allow, :worker_group, :key_digest, "
+        f"{NOW_MS[sqlite]}) "
         f"{head} {changes}, state = {state}, beats = worker_node.beats + 1"
     )
 
@@ -120,7 +122,7 @@ async def record_beat(
 ) -> None:
     """Write what a worker says of itself, at the database's time."""
     await connection.execute(
-        text(_upsert(database, revive=revive, by_key=by_key is not None)),
+        _upsert(sqlite=database.is_sqlite, revive=revive, by_key=by_key is not None),
         {
             "id": beat.worker_id,
             "name": beat.name,
@@ -218,8 +220,25 @@ async def read_node(connection: AsyncConnection, worker_id: str) -> Node | None:
     return None if row is None else _node(row)
 
 
+class _Handlers(NamedTuple):
+    entries: tuple[dict[str, str], ...]
+    names: frozenset[str]
+    secret: frozenset[str]
+
+
+@lru_cache(maxsize=256)
+def _handlers(kept: str) -> _Handlers:
+    """Nodes are read again and again, and say the same: nobody may change what is returned."""
+    entries = tuple(orjson.loads(kept))
+    return _Handlers(
+        entries,
+        frozenset(entry["name"] for entry in entries),
+        frozenset(entry["name"] for entry in entries if entry.get("secret_result")),
+    )
+
+
 def _node(row: RowMapping) -> Node:
-    handlers = tuple(orjson.loads(row["handlers"]))
+    handlers = _handlers(row["handlers"])
     return Node(
         worker_id=row["id"],
         name=row["name"],
@@ -227,11 +246,9 @@ def _node(row: RowMapping) -> Node:
         url=row["url"],
         version=row["version"],
         state=WorkerState(row["state"]),
-        handlers=handlers,
-        handler_names=frozenset(handler["name"] for handler in handlers),
-        secret_handlers=frozenset(
-            handler["name"] for handler in handlers if handler.get("secret_result")
-        ),
+        handlers=handlers.entries,
+        handler_names=handlers.names,
+        secret_handlers=handlers.secret,
         labels=orjson.loads(row["labels"]),
         capacity=row["capacity"],
         weight=row["weight"],
@@ -250,6 +267,7 @@ def _node(row: RowMapping) -> Node:
     )
 
 
+@lru_cache(maxsize=256)
 def _networks(kept: str | None) -> tuple[Network, ...] | None:
     if kept is None:
         return None

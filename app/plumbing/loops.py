@@ -65,13 +65,13 @@ class Tasks:
     """Background tasks that are kept until done, whose faults are logged, and that can be ended."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def start(self, work: Awaitable[None], *, name: str) -> None:
         """Run `work` in the background."""
         task = asyncio.ensure_future(_guarded(work, name))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def stop(self) -> None:
         """Cancel what still runs and wait for it."""
@@ -80,11 +80,11 @@ class Tasks:
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     """Cancel tasks until they have ended: redis-py swallows a cancellation now and then."""
-    left = {task for task in tasks if not task.done()}
-    while left:
+    left = list(tasks)
+    while left := [task for task in left if not task.done()]:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
+        await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
 
 
 async def _guarded(work: Awaitable[None], name: str) -> None:

@@ -82,7 +82,7 @@ class Cluster:
         self.machine = machine
         self.history = history
         self.dice = dice
-        self.network = Network(dice, history)
+        self.network = Network(machine.loop, dice, history)
         self.database = DatabaseServer(
             database, network=self.network, dice=dice, history=history, now=machine.loop.time
         )
@@ -94,6 +94,7 @@ class Cluster:
         self.quick = quick
         self._boots: dict[str, int] = {}
         self._settings: dict[str, Any] = {}
+        self._look: sqlite3.Connection | None = None
         self.network.crash = self.crash
         machine.exits = lambda process, code: self.crash(process, f"exit {code}")
 
@@ -258,8 +259,8 @@ class Cluster:
             exit_process=self.machine.exit,
         )
 
-    def rows(self) -> tuple[list[JobRow], list[ExecutionRow], int]:
-        """What the database holds: tasks, executions, and how many callbacks are owed still."""
+    def rows(self) -> tuple[list[JobRow], list[ExecutionRow]]:
+        """What the database holds: tasks and executions."""
         now = self.history.now
         with closing(sqlite3.connect(self.database.path)) as connection:
             jobs = [
@@ -285,11 +286,7 @@ class Cluster:
                     "stale_at, finished_at FROM job_log ORDER BY id"
                 )
             ]  # fmt: skip
-            (owed,) = connection.execute(
-                "SELECT COUNT(*) FROM callback_delivery WHERE status = ?",
-                (int(DeliveryStatus.PENDING),),
-            ).fetchone()
-        return jobs, executions, owed
+        return jobs, executions
 
     def schedule_rows(self) -> list[Event]:
         """What the database holds of schedules: themselves, their children, their ledger."""
@@ -321,12 +318,23 @@ class Cluster:
 
     def is_over(self) -> bool:
         """True when every task and every schedule has ended, and no callback is owed."""
-        with closing(sqlite3.connect(self.database.path)) as connection:
-            (open_jobs,) = connection.execute(
-                "SELECT COUNT(*) FROM job_info WHERE NOT status IN (?, ?, ?)",
-                (int(JobStatus.SUCCEEDED), int(JobStatus.FAILED), int(JobStatus.CANCELLED)),
-            ).fetchone()
-        return not open_jobs and not self.rows()[2]
+        if self._look is None:
+            self._look = sqlite3.connect(self.database.path, isolation_level=None)
+        (open_jobs,) = self._look.execute(
+            "SELECT COUNT(*) FROM job_info WHERE NOT status IN (?, ?, ?)",
+            (int(JobStatus.SUCCEEDED), int(JobStatus.FAILED), int(JobStatus.CANCELLED)),
+        ).fetchone()
+        (owed,) = self._look.execute(
+            "SELECT COUNT(*) FROM callback_delivery WHERE status = ?",
+            (int(DeliveryStatus.PENDING),),
+        ).fetchone()
+        return not open_jobs and not owed
+
+    def close(self) -> None:
+        """Close every connection to the database."""
+        if self._look is not None:
+            self._look.close()
+        self.database.close()
 
 
 class SimulatedEgress(Egress):

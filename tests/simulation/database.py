@@ -21,6 +21,7 @@ from tests.simulation.network import Network
 
 BUSY_SECONDS: Final = 10.0
 LONGEST_POLL_SECONDS: Final = 0.05
+STATEMENTS_KEPT: Final = 1000
 NODE: Final = "db"
 
 
@@ -83,7 +84,13 @@ class DatabaseServer:
         """Return a real connection; a new one would have to read the schema."""
         if self.spare:
             return self.spare.pop()
-        real = sqlite3.connect(self.path, isolation_level=None, timeout=0, check_same_thread=False)
+        real = sqlite3.connect(
+            self.path,
+            isolation_level=None,
+            timeout=0,
+            check_same_thread=False,
+            cached_statements=STATEMENTS_KEPT,
+        )
         real.execute("PRAGMA synchronous=OFF")
         real.execute("PRAGMA foreign_keys=ON")
         real.create_function("julianday", 1, self.julian_day)
@@ -237,7 +244,11 @@ class Connection:
 
     async def rollback(self) -> None:
         """Roll back."""
-        if self._sqlite is not None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Roll back, which takes no time."""
+        if self._sqlite is not None and self._sqlite.in_transaction:
             self._sqlite.rollback()
         self._leave()
 

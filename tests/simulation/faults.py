@@ -28,7 +28,7 @@ class Faults:
         self._cluster = cluster
         self._history = cluster.history
         self._dice = dice
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._troubles: list[RedisTrouble] = []
         self._open: list[tuple[float, str]] = []
         self._kinds: list[tuple[int, Callable[[], Iterator[float]]]] = [
@@ -62,9 +62,9 @@ class Faults:
                 break
             ((_, kind),) = self._dice.choices(self._kinds, weights if any(weights) else None)
             task = asyncio.create_task(self._hold(kind()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        for task in sorted(self._tasks, key=lambda task: task.get_name()):
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+        for task in list(self._tasks):
             task.cancel()
         while self._tasks:
             await asyncio.sleep(0)

@@ -12,6 +12,7 @@ import contextvars
 import heapq
 import os
 import random
+import socket
 import threading
 import time
 import traceback
@@ -24,6 +25,7 @@ from typing import Any, Final, NoReturn, cast
 
 import anyio.to_thread
 import uuid_utils
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 from sqlalchemy.util.concurrency import await_only, greenlet_spawn
 
 EPOCH: Final = 1_900_000_000.0
@@ -46,6 +48,7 @@ class Process:
 
     def __init__(self, node: str, boot: int, *, skew_seconds: float, uptime_seconds: float) -> None:
         self.node = node
+        self.boot = boot
         self.name = f"{node}.{boot}"
         self.state = State.RUNNING
         self.skew_seconds = skew_seconds
@@ -344,12 +347,19 @@ class Machine:
         self._replace(time, "time", self.wall)
         self._replace(time, "monotonic", self.uptime)
         self._replace(time, "perf_counter", self.uptime)
+        self._replace(time, "time_ns", lambda: int(self.wall() * 1e9))
+        self._replace(time, "monotonic_ns", lambda: int(self.uptime() * 1e9))
         self._replace(time, "clock_gettime", lambda _clock: self.uptime())
         self._replace(time, "sleep", _sleep)
         self._replace(uuid, "uuid4", self._uuid4)
         self._replace(uuid_utils, "uuid7", self._uuid7)
         self._replace(os, "_exit", self.exit)
+        self._replace(os, "urandom", self._ids.randbytes)
+        self._replace(random, "_urandom", self._ids.randbytes)  # of `secrets`
+        self._replace(os, "getpid", _boot)
+        self._replace(socket, "gethostname", _node)
         self._replace(asyncio, "sleep", sleep)
+        self._replace(asyncio, "timeout", _timeout)
         self._replace(threading, "Event", _Event)
         self._replace(threading.Thread, "start", _start_thread)
         self._replace(threading.Thread, "join", _join_thread)
@@ -392,6 +402,30 @@ class Machine:
         return uuid.UUID(int=value & ~(3 << 62) | 2 << 62)
 
 
+class _Thread(greenlet):  # type: ignore[misc] # it has no types
+    """A simulated thread: what it waits for, it gives to the task that carries it.
+
+    `greenlet_spawn` is the same with a coroutine between the two.
+    """
+
+    __sqlalchemy_greenlet_provider__ = True
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(run)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self.parent = getcurrent()
+        self.gr_context = self.parent.gr_context
+        awaited = self.switch()
+        while not self.dead:
+            try:
+                value = yield from awaited.__await__()
+            except BaseException as error:  # noqa: BLE001 - it is the thread's
+                awaited = self.throw(error)
+            else:
+                awaited = self.switch(value)
+
+
 class _Event:
     """`threading.Event` among simulated threads."""
 
@@ -414,16 +448,60 @@ class _Event:
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._set:
-            await_only(self._wait(timeout))
+            loop = cast(VirtualLoop, asyncio.get_running_loop())
+            waiter = loop.create_future() if timeout is None else loop.after(timeout)
+            self._waiters.append(waiter)
+            await_only(waiter)
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
         return self._set
 
-    async def _wait(self, timeout: float | None) -> None:
-        loop = cast(VirtualLoop, asyncio.get_running_loop())
-        waiter = loop.create_future() if timeout is None else loop.after(timeout)
-        self._waiters.append(waiter)
-        await waiter
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
+
+class _Timeout:
+    """`asyncio.Timeout` without what nobody uses."""
+
+    __slots__ = ("_before", "_expired", "_seconds", "_task", "_timer")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._expired = False
+
+    async def __aenter__(self) -> _Timeout:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._before = task.cancelling()
+        loop = asyncio.get_running_loop()
+        if self._seconds > 0:
+            self._timer = loop.call_later(self._seconds, self._expire)
+        else:
+            self._timer = cast(asyncio.TimerHandle, loop.call_soon(self._expire))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: types.TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if (
+            self._expired
+            and self._task.uncancel() <= self._before
+            and kind is asyncio.CancelledError
+        ):
+            raise TimeoutError from error
+
+    def _expire(self) -> None:
+        self._task.cancel()
+        self._expired = True
+
+
+_real_timeout = asyncio.timeout
+
+
+def _timeout(seconds: float | None) -> Any:
+    return _real_timeout(None) if seconds is None else _Timeout(seconds)
 
 
 async def sleep(seconds: float, result: Any = None) -> Any:
@@ -440,13 +518,23 @@ def _give_way() -> Generator[None, None, None]:
     yield
 
 
+def _boot() -> int:
+    process = PROCESS.get()
+    return 0 if process is None else process.boot
+
+
+def _node() -> str:
+    process = PROCESS.get()
+    return "" if process is None else process.node
+
+
 def _sleep(seconds: float) -> None:
     await_only(sleep(seconds))
 
 
 def _start_thread(thread: threading.Thread) -> None:
     async def body() -> None:
-        await greenlet_spawn(thread.run)
+        await _Thread(thread.run)
 
     thread._simulated = asyncio.get_running_loop().create_task(body())  # type: ignore[attr-defined]
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy.util.concurrency import await_only
 
 from tests.simulation.history import History
+from tests.simulation.lean import left_out
 from tests.simulation.machine import PROCESS, Process, State, VirtualLoop
 
 log = structlog.get_logger(__name__)
@@ -51,9 +52,10 @@ class Answer:
 class Network:
     """Who reaches whom, how fast, and what is lost on the way. Nodes are named, as hosts are."""
 
-    def __init__(self, dice: random.Random, history: History) -> None:
+    def __init__(self, loop: VirtualLoop, dice: random.Random, history: History) -> None:
         self._dice = dice
         self._history = history
+        self._loop = loop
         self.processes: dict[str, Process | None] = {}
         self.cuts: dict[tuple[str, str], int] = {}
         self.slowness: dict[str, float] = {}
@@ -97,7 +99,7 @@ class Network:
 
     async def travel(self, a: str, b: str) -> None:
         """Be on the way from `a` to `b`."""
-        await cast(VirtualLoop, asyncio.get_running_loop()).after(self.latency(a, b))
+        await self._loop.after(self.latency(a, b))
 
     def listening(self, node: str) -> Process | None:
         """The process that a connection to a node reaches now; a frozen one's kernel accepts."""
@@ -231,6 +233,8 @@ async def call_application(
         sent.append(message)
 
     await application(scope, receive, send)
+    if sent[0]["status"] in (404, 405) and left_out(method, parts.path):
+        raise NotImplementedError(f"{method} {parts.path} is not among the routes in lean.py")
     return Answer(
         sent[0]["status"],
         b"".join(message.get("body", b"") for message in sent[1:]),

@@ -113,7 +113,7 @@ def _play(
             stuck.append("stuck: nothing is left that could ever happen, or one moment never ends")
         except RuntimeError as error:
             stuck.append(f"the story ended early: {error}")
-        jobs, executions, _ = cluster.rows()
+        jobs, executions = cluster.rows()
         for row in (*jobs, *executions, *cluster.schedule_rows()):
             history.add(row)
         history.closed = True
@@ -122,7 +122,7 @@ def _play(
         report.violations += stuck + [f"unhandled: {one}" for one in loop.unhandled]
         report.violations += [f"fault: {one}" for one in cluster.network.faults]
         played = Played(seed, history.text(), report, history.faults, history.now, history.steps)
-        cluster.database.close()
+        cluster.close()
         loop.forget_all()
         loop.close()
         return played

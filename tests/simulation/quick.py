@@ -13,8 +13,8 @@ import re
 import sqlite3
 from collections import deque, namedtuple
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from functools import cache
+from types import TracebackType
 from typing import Any, Final, cast
 
 from sqlalchemy import RowMapping
@@ -41,41 +41,37 @@ class QuickEngine:
         self._connect = connect
         self._begin = begin
         self._idle: deque[Connection | None] = deque()
-        self._room = asyncio.Semaphore(pool_size)
+        self._room = pool_size
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._era = 0
 
-    @asynccontextmanager
-    async def begin(self) -> Any:
+    def begin(self) -> _Use:
         """Give a connection within a transaction, which is committed in the end."""
-        async with self.connect() as connection:
-            await connection.begin()
-            yield connection
-            await connection.commit()
+        return _Use(self, writes=True)
 
-    @asynccontextmanager
-    async def connect(self) -> Any:
+    def connect(self) -> _Use:
         """Give a connection whose first statement begins a transaction, which is undone."""
+        return _Use(self, writes=False)
+
+    async def take(self) -> QuickConnection:
+        """Wait for a connection, and take it out of the pool."""
         await self._enter()
         try:
-            driver = await self._take()
-            connection = QuickConnection(self, driver, self._begin)
-            try:
-                yield connection
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    # What its server does at this moment cannot be known.
-                    driver.drop()
-                    connection.lost = True
-                raise
-            finally:
-                if connection.lost:
-                    driver.drop()
-                    self._idle.append(None)
-                else:
-                    await driver.rollback()
-                    self._idle.append(driver)
-        finally:
-            self._room.release()
+            return QuickConnection(self, await self._take(), self._begin)
+        except BaseException:
+            self._leave()
+            raise
+
+    def give_back(self, connection: QuickConnection) -> None:
+        """Put it back; what it has not committed is undone."""
+        driver = connection.driver
+        if connection.lost:
+            driver.drop()
+            self._idle.append(None)
+        else:
+            driver.undo()
+            self._idle.append(driver)
+        self._leave()
 
     async def dispose(self) -> None:
         """Close what nobody uses."""
@@ -89,14 +85,29 @@ class QuickEngine:
         self._era += 1
 
     async def _enter(self) -> None:
-        if not self._room.locked():
-            await self._room.acquire()
+        if self._room:
+            self._room -= 1
             return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         try:
             async with asyncio.timeout(POOL_SECONDS):
-                await self._room.acquire()
-        except TimeoutError:
-            raise PoolTimeout("the pool is exhausted") from None
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self._leave()
+            if isinstance(error, TimeoutError):
+                raise PoolTimeout("the pool is exhausted") from None
+            raise
+
+    def _leave(self) -> None:
+        """Give one's place to the first that waits, if any."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._room += 1
 
     async def _take(self) -> Connection:
         if not self._idle:
@@ -121,6 +132,43 @@ class QuickEngine:
         return driver
 
 
+class _Use:
+    """The time in which somebody has a connection of the pool."""
+
+    __slots__ = ("_connection", "_engine", "_writes")
+
+    def __init__(self, engine: QuickEngine, *, writes: bool) -> None:
+        self._engine = engine
+        self._writes = writes
+
+    async def __aenter__(self) -> QuickConnection:
+        connection = self._connection = await self._engine.take()
+        if self._writes:
+            try:
+                await connection.begin()
+            except BaseException as error:
+                self._end(error)
+                raise
+        return connection
+
+    async def __aexit__(
+        self, _kind: object, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is None and self._writes:
+            try:
+                await self._connection.commit()
+            except BaseException as refused:
+                self._end(refused)
+                raise
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Exception):
+            # What its server does at this moment cannot be known.
+            self._connection.lost = True
+        self._engine.give_back(self._connection)
+
+
 class QuickConnection:
     """What `AsyncConnection` is to the product's statements."""
 
@@ -128,7 +176,7 @@ class QuickConnection:
         self.engine = engine
         self.dialect = DIALECT
         self.lost = False
-        self._driver = driver
+        self.driver = driver
         self._begin = begin
         self._begun = False
 
@@ -140,7 +188,7 @@ class QuickConnection:
     async def commit(self) -> None:
         """Commit the transaction."""
         try:
-            await self._driver.commit()
+            await self.driver.commit()
         except sqlite3.Error as error:
             raise self._error("COMMIT", error) from error
 
@@ -168,10 +216,10 @@ class QuickConnection:
 
     async def _run(self, sql: str, values: Any, *, many: bool = False) -> QuickResult:
         try:
-            cursor = await self._driver.run(sql, values, many=many)
+            cursor = await self.driver.run(sql, values, many=many)
         except sqlite3.Error as error:
             raise self._error(sql, error) from error
-        return QuickResult(cursor)
+        return QuickResult(cursor, sql)
 
     def _error(self, sql: str, error: sqlite3.Error) -> DBAPIError:
         lost = str(error) == "connection closed"
@@ -184,14 +232,23 @@ class QuickConnection:
 class QuickResult:
     """The rows of a statement, or how many it changed."""
 
-    def __init__(self, cursor: sqlite3.Cursor | None) -> None:
-        self.rowcount = -1 if cursor is None else cursor.rowcount
-        self.lastrowid = None if cursor is None else cursor.lastrowid
+    __slots__ = ("_names", "_rows", "lastrowid", "rowcount")
+
+    def __init__(self, cursor: sqlite3.Cursor | None, sql: str = "") -> None:
+        self.rowcount = -1
+        self.lastrowid: int | None = None
         self._rows: list[Any] = []
         self._names: tuple[str, ...] = ()
-        if cursor is not None and cursor.description is not None:
-            self._names = tuple(column[0] for column in cursor.description)
-            self._rows = list(map(_row_type(self._names)._make, cursor.fetchall()))
+        if cursor is None:
+            return
+        self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
+        rows = cursor.fetchall()
+        if rows:
+            names = _names_of.get(sql)
+            if names is None:
+                names = _names_of[sql] = tuple(column[0] for column in cursor.description)
+            self._names = names
+            self._rows = list(map(_row_type(names)._make, rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Go over all rows."""
@@ -252,6 +309,9 @@ class _Mapping(dict[str, Any]):
 def _wrapped(sql: str | None, error: sqlite3.Error, *, lost: bool) -> DBAPIError:
     wrapped = DBAPIError.instance(sql, None, error, sqlite3.Error, connection_invalidated=lost)
     return cast(DBAPIError, wrapped)
+
+
+_names_of: Final[dict[str, tuple[str, ...]]] = {}
 
 
 @cache

@@ -7,7 +7,7 @@ import contextvars
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from lupa.lua54 import LuaRuntime  # type: ignore[import-untyped]
@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy.util.concurrency import await_only
 
 from tests.simulation.history import History
-from tests.simulation.machine import Process
+from tests.simulation.machine import Process, VirtualLoop
 from tests.simulation.network import Network
 
 NODE: Final = "redis"
@@ -343,7 +343,7 @@ class Subscription:
         self._client = client
         self._server = server
         self._messages: deque[bytes] = deque()
-        self._arrived = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None
         self._broken = False
 
     async def __aenter__(self) -> Subscription:
@@ -367,25 +367,27 @@ class Subscription:
     async def get_message(self, *, timeout: float) -> dict[str, Any] | None:
         """Return the next message, or None after a while."""
         if not self._messages and not self._broken:
-            self._arrived.clear()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._arrived.wait()
-            except TimeoutError:
-                return None
+            self._arrived = cast(VirtualLoop, asyncio.get_running_loop()).after(timeout)
+            await self._arrived
         if self._messages:
             return {"type": "message", "data": self._messages.popleft()}
-        raise RedisConnectionError("the subscription ended")
+        if self._broken:
+            raise RedisConnectionError("the subscription ended")
+        return None
 
     def deliver(self, message: bytes) -> None:
         """Take a message that has arrived."""
         self._messages.append(message)
-        self._arrived.set()
+        self._wake()
 
     def break_off(self) -> None:
         """End, as the connection has."""
         self._broken = True
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
 
 class BlockingRedis:

@@ -18,10 +18,14 @@ from tests.support.engines import Engine, migrated
 FINISHED = 200_000
 
 
-async def explained(database: Database, prefix: str, query: str) -> list[Any]:
+async def explained(
+    database: Database, prefix: str, query: str, values: tuple[Any, ...] = ()
+) -> list[Any]:
     """Return the rows that explain a query."""
 
     async def ask(connection: AsyncConnection) -> list[Any]:
+        if values:
+            return list((await connection.exec_driver_sql(f"{prefix} {query}", values)).all())
         return list((await connection.execute(text(f"{prefix} {query}"))).all())
 
     return await database.read(ask)
@@ -53,7 +57,7 @@ async def test_mariadb_claims_by_the_index_without_a_sort_among_200000_finished_
         await explained(database, "ANALYZE TABLE", "job_info")
         assert await value_of(database, "SELECT COUNT(*) FROM job_info") == FINISHED + 1000
 
-        query = probe_sql(database, probes(job.queue_id))
+        query, _ = probe_sql(database, probes(job.queue_id))
         rows = await explained(database, "EXPLAIN", query)
         reads = [row for row in rows if row.table == "job_info"]
         assert len(reads) == 10
@@ -78,8 +82,9 @@ async def test_sqlite_claims_by_the_index_without_a_sort(sqlite_engine: Engine) 
         await fill(database, 20_000, status=2, queue_id=job.queue_id, priority=5)
         await insert(database, 100)
         await change(database, "ANALYZE")
-        query = probe_sql(database, probes(job.queue_id))
-        details = [row.detail for row in await explained(database, "EXPLAIN QUERY PLAN", query)]
+        query, values = probe_sql(database, probes(job.queue_id))
+        plan = await explained(database, "EXPLAIN QUERY PLAN", query, values)
+        details = [row.detail for row in plan]
         assert sum("ix_job_info_claim" in detail for detail in details) == 10
         assert not [detail for detail in details if "TEMP B-TREE" in detail]
         assert not [detail for detail in details if detail.startswith("SCAN job_info")]
@@ -142,7 +147,7 @@ async def test_mariadb_reads_no_more_of_200000_waiting_tasks_than_of_10000(
 ) -> None:
     async with opened(migrated(mariadb_engine)) as database:
         (job,) = await new_jobs(database, 1)
-        query = probe_sql(database, probes(job.queue_id))
+        query, _ = probe_sql(database, probes(job.queue_id))
         read = []
         for count in (10_000, 190_000):
             for priority in (0, 9):
