@@ -40,7 +40,9 @@ def stand_in(
     program = tmp_path / "stand_in.py"
     program.write_text(STAND_IN)
     monkeypatch.setattr(processes, "_oncue", lambda: [sys.executable, str(program)])
-    return new_platform(sqlite_engine, dispatchers=2)
+    platform = new_platform(sqlite_engine, dispatchers=2)
+    platform.as_copies = False
+    return platform
 
 
 def test_a_service_is_ready_when_started_and_again_on_the_same_port(stand_in: Platform) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -21,6 +22,24 @@ class ChildDied(AssertionError):
 
 class ChildrenLeft(AssertionError):
     """A process that was asked to end left children of its own running."""
+
+
+class Process(Protocol):
+    """What is asked of a started process; `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once it has ended; raises `subprocess.TimeoutExpired`."""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal unless it has ended."""
+
+    def kill(self) -> None:
+        """Kill it alone, at once."""
 
 
 class Child:
@@ -40,21 +59,15 @@ class Child:
         self._command = [str(word) for word in command]
         self._environment = dict(os.environ if environment is None else environment)
         self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+        self.sessions: set[int] = set()
+        """The ids of the sessions that its processes were the first of."""
 
     def start(self, ready: Callable[[], object] | None = None, timeout: float = 30) -> None:
         """Start it and return once `ready()` holds. Raises `ChildDied` if it ends before."""
         assert not self.running, f"{self.name} runs already"
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd=self._directory,
-                start_new_session=True,
-            )
+        self._process = self._begin()
+        self.sessions.add(self._process.pid)
         GUARDIAN.watch(self._process.pid)
         if ready is not None:
             self.wait_until(ready, timeout)
@@ -149,6 +162,18 @@ class Child:
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _begin(self) -> Process:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                cwd=self._directory,
+                start_new_session=True,
+            )
 
     def _group(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if self._is_in_group(process)]

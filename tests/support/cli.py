@@ -1,13 +1,15 @@
-"""The `oncue` command as its users run it: a process of its own."""
+"""The `oncue` command as its users run it: a process of its own, begun as a copy."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.warm import Streams, WarmProcess
 
 ONCUE = Path(sys.executable).with_name("oncue")
 
@@ -31,13 +33,18 @@ def oncue(
     *words: str, url: str, given: str = "", variables: Mapping[str, str] | None = None
 ) -> Told:
     """Run a command with `given` on its standard input."""
-    done = subprocess.run(
-        [ONCUE, *words],
-        input=given,
-        capture_output=True,
-        text=True,
-        env=cli_environment(url, **(variables or {})),
-        timeout=60,
-        check=False,
-    )
-    return Told(done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        streams = Streams(directory / "in", directory / "out", directory / "err")
+        streams.given.write_text(given)
+        process = WarmProcess(
+            words,
+            streams,
+            environment=cli_environment(url, **(variables or {})),
+            directory=Path.cwd(),
+        )
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        return Told(code, streams.out.read_text(), streams.err.read_text())

@@ -23,6 +23,7 @@ from tests.support.engines import Engine, migrated
 from tests.support.handlers import RecordLine, read_record
 from tests.support.ports import free_port
 from tests.support.wait import until
+from tests.support.warm import WarmChild
 
 ROOT = Path(__file__).parents[2]
 HANDLERS = "tests.support.handlers"
@@ -83,19 +84,22 @@ class Platform:
     """One deployment over one engine; `close` ends all of it and looks for strays.
 
     The addresses of all its dispatchers are known to its workers from the start, started or
-    not. `environment` is added to that of every process.
+    not. `environment` is added to that of every process. With `as_copies` processes begin as
+    copies of one that has imported this code; those of other code are started anew.
     """
 
     engine: Engine
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     dispatchers: int = 1
+    as_copies: bool = True
 
     def __post_init__(self) -> None:
         self.internal_token = secrets.token_hex(16)
         self.webhook_secret = f"whsec_{base64.b64encode(secrets.token_bytes(24)).decode()}"
         self.record_file = self.directory / "record.jsonl"
         self.services: dict[str, Service] = {}
+        self._children: list[Child] = []
         self._tag = secrets.token_hex(8)
         self._ports = [free_port() for _ in range(self.dispatchers)]
         migrated(self.engine)
@@ -222,13 +226,16 @@ class Platform:
     ) -> Service:
         if (before := self.services.get(name)) is not None:
             before.kill()
-        child = Child(
+        environment = {**self._shared_environment(), **self.environment, **own}
+        as_copies = self.as_copies and environment["PYTHONPATH"] == str(ROOT)
+        child = (WarmChild if as_copies else Child)(
             name,
-            [*_oncue(), *command],
+            command if as_copies else [*_oncue(), *command],
             log=self.directory / f"{name}.log",
-            environment={**self._shared_environment(), **self.environment, **own},
+            environment=environment,
             directory=self.directory,  # not the checkout: a developer's .env is not the test's
         )
+        self._children.append(child)
         self.services[name] = Service(child, f"http://127.0.0.1:{port}")
         return self.services[name].start(wait=wait)
 
@@ -250,16 +257,20 @@ class Platform:
             _TAG: self._tag,
         }
 
+    def _sessions(self) -> set[int]:
+        return {session for child in self._children for session in child.sessions}
+
     def _strays(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return (
+            return process.status() != psutil.STATUS_ZOMBIE and (
                 process.environ().get(_TAG) == self._tag
-                and process.status() != psutil.STATUS_ZOMBIE
+                # A copy has the environment of what it is a copy of, as others see it.
+                or os.getsid(process.pid) in self._sessions()
             )
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return False
 
 
