@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from app.access.caller import Caller
 from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
-from app.edge.problems import invalid, problem_answers
+from app.edge.problems import Problem, invalid, problem_answers
 from app.fleet.live import LiveFleet
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
 from app.jobs.batch import submit_batch
@@ -122,7 +122,8 @@ def job_routes(
         """
         caller = await keys.caller(request)
         require_json(request)
-        return json_answer(await submit_batch(submitter, caller, await request.body()))
+        answer, headers = await submit_batch(submitter, caller, await request.body())
+        return json_answer(answer, 200, headers)
 
     @router.get(
         "/jobs/{jobId}",
@@ -132,6 +133,7 @@ def job_routes(
         responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
     )
     async def get_job(
+        request: Request,
         job_id: JobId,
         caller: Identified,
         wait: Annotated[
@@ -143,6 +145,8 @@ def job_routes(
         if wait > settings.long_poll_seconds:
             raise invalid(f"at most {settings.long_poll_seconds:g} seconds", "/wait")
         job = await look_at_job(database, waiters, caller, job_id, wait_seconds=wait)
+        if wait > 0 and not await keys.lets_on(request, caller):
+            raise Problem("unauthorized", "The key has ended while the request waited.")
         return json_answer(job, 200, job_headers(job))
 
     @router.get(

@@ -36,7 +36,6 @@ from app.plumbing.database import Database
 BLOCKED_TOGETHER: Final = 500
 """So many tasks are looked at behind one that must wait, for others of the same key."""
 _BLOCKABLE: Final = in_list(sources("block", JobKind.TASK))
-_JOIN: Final = {True: "CROSS JOIN", False: "STRAIGHT_JOIN"}
 
 
 @dataclass(slots=True)
@@ -86,10 +85,13 @@ _NEXT: Final = {
         sqlite=sqlite,
         columns=KEY_COLUMNS,
         select="k.tenant_id, k.name, k.next_at",
-        join=f"{_JOIN[sqlite]} limit_key AS k ON k.tenant_id = v.v_tenant_id "
-        f"AND k.kind = {RATE} AND k.name = v.v_name",
+        join=f"{join} limit_key AS k ON k.tenant_id = v.v_tenant_id "
+        f"AND k.kind = {RATE} AND k.name = v.v_name{lock}",
     )
-    for sqlite in (True, False)
+    for sqlite, join, lock in (
+        (True, "CROSS JOIN", ""),
+        (False, "STRAIGHT_JOIN", " FOR UPDATE"),
+    )
 }
 _RATE: Final[dict[str, ColumnType]] = {**KEY_COLUMNS, "next": "BIGINT"}
 _SET_NEXT: Final = {
@@ -207,15 +209,14 @@ async def _within_rates(
     if not asking:
         return Within(list(rows))
     keys = sorted({Key(row["tenant_id"], row["rate_key"]) for row in asking})
-    await lock_keys(connection, keys, RATE)
-    found = await connection.execute(_NEXT[database.is_sqlite], {"rows": named(keys)})
-    next_of = {Key(row.tenant_id, row.name): int(row.next_at) for row in found}
+    next_of = await _lock_rates(connection, keys, sqlite=database.is_sqlite)
     later: list[Mapping[str, Any]] = []
     for row in asking:
         key = Key(row["tenant_id"], row["rate_key"])
         may_begin = max(now, row["next_trigger_time"]) * 1000
         begins = max(next_of[key], may_begin)
-        if begins > may_begin:
+        # Less than a millisecond is not worth another claim.
+        if begins >= may_begin + 1000:
             later.append({**_moved(row), "due": math.ceil(begins / 1000), "row": row})
         next_of[key] = begins + round(1_000_000 / row["rate_per_second"])
     times = [{**key._asdict(), "next": next_of[key]} for key in keys]
@@ -229,6 +230,19 @@ async def _within_rates(
         [row for row in rows if row["id"] not in off],
         [Claimable(one["row"]["queue_id"], one["row"]["priority"], one["due"]) for one in later],
     )
+
+
+async def _lock_rates(
+    connection: AsyncConnection, keys: Sequence[Key], *, sqlite: bool
+) -> dict[Key, int]:
+    """Lock the rows of these rate keys and return their next free times (microseconds)."""
+    found: dict[Key, int] = {}
+    while len(found) < len(keys):
+        rows = await connection.execute(_NEXT[sqlite], {"rows": named(keys)})
+        found = {Key(row.tenant_id, row.name): int(row.next_at) for row in rows}
+        if new := [key for key in keys if key not in found]:
+            await lock_keys(connection, new, RATE)
+    return found
 
 
 def _moved(row: Mapping[str, Any]) -> dict[str, Any]:

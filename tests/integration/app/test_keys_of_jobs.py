@@ -424,7 +424,7 @@ async def test_however_many_keys_a_batch_has_it_costs_as_many_statements(
     with counted(database) as claiming:
         runs = await claimed(database, first, term=term)
     assert [run.job_id for run in runs] == first
-    assert len(about_keys(claiming)) == 6
+    assert len(about_keys(claiming)) == 7
     others = await in_status(database, JobStatus.WAITING)
     assert len(others) == keys
     with counted(database) as blocking:
