@@ -21,6 +21,7 @@ import structlog
 from redis.asyncio import Redis
 
 from app.access.limits import LimitBook
+from app.access.stored_quota import StoredQuota
 from app.edge.problems import Problem
 from app.lifecycle.limits import count_waiting
 from app.plumbing.database import Database
@@ -138,11 +139,14 @@ class _Counted:
 class SubmissionQuota:
     """Says how many of some new jobs of a tenant are within its limits."""
 
-    def __init__(self, database: Database, redis: Redis, prefix: str, limits: LimitBook) -> None:
+    def __init__(
+        self, database: Database, redis: Redis, prefix: str, limits: LimitBook, stored: StoredQuota
+    ) -> None:
         self._database = database
         self._redis = redis
         self._prefix = prefix
         self._limits = limits
+        self._stored = stored
         self._script = redis.register_script(_TAKE)
         self._away_until = float("-inf")
         self._buckets: dict[int, LocalBucket] = {}
@@ -154,8 +158,8 @@ class SubmissionQuota:
             self._take_together, batch_limit=MOST_TOGETHER, backlog_limit=MOST_KNOWN
         )
 
-    async def admit(self, tenant_id: int, wanted: int) -> Admitted | None:
-        """Let in up to `wanted` new jobs; None is what has no limit.
+    async def admit(self, tenant_id: int, params: Sequence[str | None]) -> Admitted | None:
+        """Let in new jobs with these params, the first ones first; None is what has no limit.
 
         Raises:
             Problem: `overloaded`.
@@ -163,13 +167,17 @@ class SubmissionQuota:
         """
         limits = self._limits.of(tenant_id)
         rate, most = limits.submissions_per_second, limits.waiting_jobs
-        if (rate is None and most is None) or wanted == 0:
+        wanted = len(params)
+        if not wanted or (rate is None and most is None and limits.stored_bytes is None):
             return None
         count, refusal, headers = wanted, None, dict[str, str]()
         if most is not None:
             count = min(count, await self._room(tenant_id, most, wanted))
             if count < wanted:
                 refusal = _too_many_waiting(most)
+        fitting, too_much = self._stored.fitting(tenant_id, params)
+        if fitting < count:
+            count, refusal = fitting, too_much
         if rate is not None:
             taken = await self._take_of(tenant_id, rate, count)
             if taken.taken < count:
@@ -179,6 +187,7 @@ class SubmissionQuota:
                 refusal.headers.update(headers)
         if (counted := self._counted.get(tenant_id)) is not None:
             counted.since += count
+        self._stored.note(tenant_id, params[:count])
         return Admitted(count, refusal, headers)
 
     async def _take_of(self, tenant_id: int, rate: float, wanted: int) -> Taken:
