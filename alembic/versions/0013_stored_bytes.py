@@ -24,9 +24,7 @@ def upgrade() -> None:
         "tenant_stored",
         sa.Column("tenant_id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column(
-            "counted_from", sa.BigInteger(), nullable=False, comment="when the count began"
-        ),
+        sa.Column("counted_from", sa.BigInteger(), nullable=False, comment="when the count began"),
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_tenant_stored")),
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",
