@@ -1,5 +1,6 @@
 """The routes of callers under `/openapi`."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -7,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from app.access.caller import Caller
 from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
-from app.edge.problems import Problem, invalid, problem_answers
+from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
 from app.jobs.batch import submit_batch
@@ -144,9 +145,14 @@ def job_routes(
         """Return a job with its newest executions; with `wait`, once it has ended."""
         if wait > settings.long_poll_seconds:
             raise invalid(f"at most {settings.long_poll_seconds:g} seconds", "/wait")
-        job = await look_at_job(database, waiters, caller, job_id, wait_seconds=wait)
-        if wait > 0 and not await keys.lets_on(request, caller):
-            raise Problem("unauthorized", "The key has ended while the request waited.")
+        job = await look_at_job(
+            database,
+            waiters,
+            caller,
+            job_id,
+            wait_seconds=wait,
+            lets_on=partial(keys.lets_on, request, caller),
+        )
         return json_answer(job, 200, job_headers(job))
 
     @router.get(

@@ -65,6 +65,7 @@ async def test_limits_are_shown_changed_taken_away_and_on_record(api: Door) -> N
         "waitingJobs": None,
         "runningJobs": None,
         "mayBorrow": True,
+        "storedBytes": None,
     }
     assert (await limit(api, weight=2.5, waitingJobs=10))["weight"] == 2.5
     changed = await limit(api, runningJobs=3, mayBorrow=False)

@@ -115,16 +115,22 @@ async def test_a_stream_ends_when_its_tenant_is_disabled(api: Door, of: str) -> 
         await asyncio.wait_for(stream.task, KEEP_ALIVE_SECONDS / 2)
 
 
-async def test_a_long_poll_whose_key_has_ended_tells_nothing(api: Door) -> None:
+async def test_a_long_poll_whose_key_has_ended_waits_no_more_and_tells_nothing(api: Door) -> None:
     (job_id,) = await insert(api.database)
-    key = await new_key(api)
-    waits = asyncio.ensure_future(
-        api.client.get(f"/openapi/jobs/{job_id}?wait=2", headers=bearer(key["key"]))
+    key, other = await new_key(api, "mine"), await new_key(api, "others")
+    waits, waits_on = (
+        asyncio.ensure_future(
+            api.client.get(f"/openapi/jobs/{job_id}?wait=25", headers=bearer(one["key"]))
+        )
+        for one in (key, other)
     )
-    await until_async(lambda: api.parts.waiters.count == 1)
+    await until_async(lambda: api.parts.waiters.count == 2)
     await revoke(api, key)
-    answer = await waits
+    answer = await asyncio.wait_for(waits, 15)
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+    assert not waits_on.done()
+    assert (await api.client.post(f"/openapi/jobs/{job_id}/cancel", headers=ROOT)).is_success
+    assert (await waits_on).json()["status"] == "CANCELLED"
 
 
 @pytest.mark.usefixtures("often")
