@@ -553,3 +553,20 @@ UPDATE schema_revision SET revision = 11 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0011' WHERE alembic_version.version_num = '0010';
 
+-- Running upgrade 0011 -> 0012
+
+ALTER TABLE tenant_limits ADD COLUMN stored_bytes BIGINT;
+
+ALTER TABLE job_payload ADD COLUMN byte_count INTEGER COMMENT 'of the body; NULL: by older code, which did not tell';
+
+CREATE TABLE tenant_stored (
+    tenant_id INTEGER NOT NULL, 
+    bytes BIGINT NOT NULL, 
+    counted_from BIGINT NOT NULL COMMENT 'when the count began', 
+    CONSTRAINT pk_tenant_stored PRIMARY KEY (tenant_id)
+)CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
+
+UPDATE schema_revision SET revision = 12 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0012' WHERE alembic_version.version_num = '0011';
+

@@ -234,7 +234,7 @@ CREATE TABLE job_log (
 CREATE TABLE job_payload (
 	job_id BIGINT NOT NULL, 
 	slot VARCHAR(36) NOT NULL, 
-	body TEXT NOT NULL, 
+	body TEXT NOT NULL, byte_count INTEGER, 
 	CONSTRAINT pk_job_payload PRIMARY KEY (job_id, slot)
 );
 CREATE TABLE limit_key (
@@ -328,8 +328,14 @@ CREATE TABLE tenant_limits (
 	submissions_per_second DOUBLE, 
 	waiting_jobs INTEGER, 
 	running_jobs INTEGER, 
-	may_borrow BOOLEAN DEFAULT '1' NOT NULL, 
+	may_borrow BOOLEAN DEFAULT '1' NOT NULL, stored_bytes BIGINT, 
 	CONSTRAINT pk_tenant_limits PRIMARY KEY (tenant_id)
+);
+CREATE TABLE tenant_stored (
+	tenant_id INTEGER NOT NULL, 
+	bytes BIGINT NOT NULL, 
+	counted_from BIGINT NOT NULL, 
+	CONSTRAINT pk_tenant_stored PRIMARY KEY (tenant_id)
 );
 CREATE TABLE webhook_secret (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 

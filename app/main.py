@@ -34,6 +34,7 @@ from app.dispatch.recover import Recovery
 from app.dispatch.send import Sender
 from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
+from app.dispatch.stored import StoredCounter
 from app.dispatch.unblock import Unblocker
 from app.document import TITLE, VERSION, install_document, operation_id
 from app.edge.admission import Admission, Turnstile
@@ -114,6 +115,7 @@ class Parts:
     stopper: Stopper
     expiry: Expiry
     unblocker: Unblocker
+    stored: StoredCounter
     spawner: Spawner
     handover: Handover
     retention: Retention
@@ -168,6 +170,7 @@ def build_parts(ground: Ground) -> Parts:
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         unblocker=Unblocker(ground, lock),
+        stored=StoredCounter(ground, lock, limits),
         spawner=Spawner(ground, lock),
         handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock, lambda: admission.is_strained or loop.tempo.is_slow),
@@ -228,6 +231,7 @@ async def start_parts(parts: Parts) -> None:
         parts.recovery.start()
         parts.expiry.start()
         parts.unblocker.start()
+        parts.stored.start()
         parts.spawner.start()
         parts.stopper.start()
         parts.handover.start()
@@ -265,6 +269,7 @@ async def stop_dispatching(parts: Parts) -> None:
         await parts.stopper.stop()
         await parts.expiry.stop()
         await parts.unblocker.stop()
+        await parts.stored.stop()
         await parts.handover.stop()
         await parts.retention.stop()
         await parts.sweeper.stop()

@@ -94,13 +94,16 @@ def trees(running: Platform) -> dict[str, int]:
     return found
 
 
-def job_body(hook_url: str | None, *, handler: str = "echo", label: str = "bench") -> str:
+def job_body(
+    hook_url: str | None, *, handler: str = "echo", label: str = "bench", **fields: Any
+) -> str:
     """Return the body of a job that is done at once; each time it is sent is another job."""
     body: dict[str, Any] = {
         "clientRequestId": f"{label}-{NUMBER}",
         "jobName": "bench",
         "jobHandler": handler,
         "params": {"text": TEXT, "n": 1},
+        **fields,
     }
     if hook_url is not None:
         body["callbackUrl"] = hook_url

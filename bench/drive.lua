@@ -2,11 +2,12 @@
 --
 --   wrk -t1 -c64 -d60s -s bench/drive.lua http://127.0.0.1:PORT -- FILE COUNT CONNECTIONS
 --
--- The file is a whole HTTP request in which "%%%%%%%%%%%%" (twelve) becomes the number. One
--- line is printed before the first request, one when all are answered; then wrk is to be
--- interrupted, which makes it print its summary.
+-- The file is a whole HTTP request in which "%%%%%%%%%%%%" (twelve) becomes the number, and any
+-- "####" behind it one of 50 numbers, which take turns. One line is printed before the first
+-- request, one when all are answered; then wrk is to be interrupted, which makes it print its
+-- summary.
 
-local before, after, count, sent, made, idle, conns
+local before, after, turns, count, sent, made, idle, conns
 
 function init(args)
   local file = assert(io.open(args[1], "rb"))
@@ -19,6 +20,7 @@ function init(args)
   local first, last = string.find(text, mark)
   if first then
     before, after = string.sub(text, 1, first - 1), string.sub(text, last + 1)
+    turns = string.find(after, "####") ~= nil
   else
     before = text
   end
@@ -46,7 +48,11 @@ end
 function request()
   if after then
     made = made + 1
-    return before .. string.format("%012d", made) .. after
+    local rest = after
+    if turns then
+      rest = string.gsub(after, "####", string.format("%04d", made % 50))
+    end
+    return before .. string.format("%012d", made) .. rest
   end
   return before
 end

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 SCRIPT: Final = Path(__file__).with_name("drive.lua")
 NUMBER: Final = "%" * 12
 """Stands in a body for the request's number, twelve digits."""
+TURN: Final = "#" * 4
+"""Stands behind it for one of 50 numbers, which take turns."""
 
 
 class LoadFailed(Exception):

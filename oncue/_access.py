@@ -86,6 +86,7 @@ class LimitChanges(TypedDict, total=False):
     submissions_per_second: float | None
     waiting_jobs: int | None
     running_jobs: int | None
+    stored_bytes: int | None
     may_borrow: bool | None
 
 
@@ -94,6 +95,7 @@ _LIMITS: Final = {
     "submissions_per_second": "submissionsPerSecond",
     "waiting_jobs": "waitingJobs",
     "running_jobs": "runningJobs",
+    "stored_bytes": "storedBytes",
     "may_borrow": "mayBorrow",
 }
 

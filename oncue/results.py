@@ -498,6 +498,7 @@ class TenantLimits(Result):
     submissions_per_second: float | None = None
     waiting_jobs: int | None = None
     running_jobs: int | None = None
+    stored_bytes: int | None = None
     may_borrow: bool = True
 
 

@@ -195,8 +195,8 @@ class NewJob:
 class JobChanges(TypedDict, total=False):
     """What `revise` changes: what is not given stays.
 
-    None clears `params`, `timeout` (an hour) and `callback_url`. `run_at` needs a time zone;
-    durations are in seconds or a timedelta.
+    None clears `params`, `timeout` (an hour), `callback_url`, and keys, which are given with their
+    limits. `run_at` needs a time zone; durations are in seconds or a timedelta.
     """
 
     params: Any
@@ -208,6 +208,10 @@ class JobChanges(TypedDict, total=False):
     retry_interval: Seconds
     retry_backoff: Literal["fixed", "exponential"]
     callback_url: str | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    rate_key: str | None
+    rate_per_second: float | None
 
 
 def changes_body(changes: JobChanges) -> bytes:
@@ -263,6 +267,10 @@ _CHANGED_NAMES: Final = {
     "callback_url": "callbackUrl",
     "callback_events": "callbackEvents",
     "callback_headers": "callbackHeaders",
+    "concurrency_key": "concurrencyKey",
+    "concurrency_limit": "concurrencyLimit",
+    "rate_key": "rateKey",
+    "rate_per_second": "ratePerSecond",
 }
 
 

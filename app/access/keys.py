@@ -97,6 +97,29 @@ class Gate:
             )
         return caller
 
+    async def lets_on(self, request: Request, caller: Caller) -> bool:
+        """Tell whether a caller that was let in might still do what its request does.
+
+        A stream asks this while it goes on; a key that has ended meanwhile is no failed attempt.
+        """
+        try:
+            if caller.is_anybody:
+                return not await self._cache.any("caller")
+            token = read_token(bearer(request.headers))
+            if caller.key_id is None or token is None:
+                return True  # one of the settings, which hold as long as this process
+            key = await self._cache.find(token.prefix)
+        except DatabaseUnavailable:
+            return True  # it is looked at again as soon as that is possible
+        now = int(self._clock.now_ms())
+        return (
+            key is not None
+            and _fits(key, digest_of(bearer(request.headers)), now)
+            and not _has_ended(key, now)
+            and not key.tenant_disabled
+            and NEEDED[request.scope["route"].name] in allowed(key.roles)
+        )
+
     async def worker(self, request: Request) -> GroupKey | None:
         """Return by which group's key a worker calls; None for the internal token.
 
@@ -149,7 +172,7 @@ class Gate:
         now = int(self._clock.now_ms())
         if key is None or not _fits(key, digest, now):
             self._fail(door, given, address)
-        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
+        if _has_ended(key, now):
             word = "has expired" if key.revoked_at is None else "was revoked"
             self._metrics.refused_keys.labels("ended").inc()
             raise Problem("unauthorized", f"The key {key.prefix} {word}. {door.advice}")
@@ -290,6 +313,10 @@ def bearer(headers: Mapping[str, str]) -> str:
     """Return the key that was sent, or nothing."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _has_ended(key: KeyRow, now_ms: int) -> bool:
+    return key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now_ms)
 
 
 def _fits(key: KeyRow, digest: str, now_ms: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from app.lifecycle.limits import NO_LIMITS, TenantLimits, read_all_limits
+from app.lifecycle.limits import NO_LIMITS, Stored, TenantLimits, read_all_limits
 from app.plumbing.bus import LIMITS, Bus, Signal
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
@@ -23,6 +23,7 @@ class LimitBook:
     def __init__(self, database: Database, bus: Bus) -> None:
         self._database = database
         self._limits: dict[int, TenantLimits] = {}
+        self._stored: dict[int, Stored] = {}
         self._changed = asyncio.Event()
         self._loop = Loop("limits", self._step, expected=(DatabaseUnavailable,))
         self.any_running = False
@@ -44,12 +45,24 @@ class LimitBook:
             DatabaseUnavailable: they stay as they are known.
         """
         self._changed.clear()
-        self._limits = await self._database.read(read_all_limits)
+        found = await self._database.read(read_all_limits)
+        self._limits = {tenant_id: limits for tenant_id, (limits, _) in found.items()}
+        self._stored = {
+            tenant_id: stored for tenant_id, (_, stored) in found.items() if stored is not None
+        }
         self.any_running = any(one.running_jobs is not None for one in self._limits.values())
 
     def of(self, tenant_id: int) -> TenantLimits:
         """Return the limits of a tenant."""
         return self._limits.get(tenant_id, NO_LIMITS)
+
+    def stored_by(self, tenant_id: int) -> Stored | None:
+        """Return what a tenant with a quota of bytes has stored, if that was counted."""
+        return self._stored.get(tenant_id)
+
+    def with_stored_bytes(self) -> list[int]:
+        """Return the tenants that have a quota of bytes."""
+        return [one for one, limits in self._limits.items() if limits.stored_bytes is not None]
 
     def weight_of(self, tenant_id: int) -> float:
         """Return the share of a tenant beside the others' weights."""

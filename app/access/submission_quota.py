@@ -1,9 +1,10 @@
 """How many new jobs a tenant may submit now: by its rate, and by what it has waiting already.
 
 The rate is counted in Redis for all dispatchers together; while Redis is away each counts by
-itself, so that a Redis that is lost refuses nobody. What waits is counted from the rows, up to
-the limit, at most once a second, and less often where counting takes long. A tenant without these
-limits costs neither a statement nor a round trip.
+itself, so that a Redis that is lost refuses nobody. Of a high rate a little is taken ahead, so that
+not every submission waits for Redis. What waits is counted from the rows, up to the limit, at most
+once a second, and less often where counting takes long; only those for whom what is known would
+not do wait for a count. A tenant without these limits costs neither a statement nor a round trip.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import structlog
 from redis.asyncio import Redis
 
 from app.access.limits import LimitBook
+from app.access.stored_quota import StoredQuota
 from app.edge.problems import Problem
 from app.lifecycle.limits import count_waiting
 from app.plumbing.database import Database
@@ -31,6 +33,10 @@ log = structlog.get_logger(__name__)
 REDIS_SECONDS: Final = 0.25
 AWAY_SECONDS: Final = 1.0
 """So long Redis is not asked again after it did not answer."""
+AHEAD_SECONDS: Final = 0.02
+"""What a rate brings in so long may be taken ahead: nothing of less than 50 a second."""
+AHEAD_KEPT_SECONDS: Final = 0.1
+"""What was taken ahead and is not used by then is given up."""
 COUNTED_SECONDS: Final = 1.0
 COUNTING_SHARE: Final = 0.05
 """Of the time no more is spent on counting what one tenant has waiting."""
@@ -101,25 +107,50 @@ class Admitted:
 
 
 @dataclass(slots=True)
-class _Counted:
-    """What a tenant had waiting at a time (monotonic seconds), and what it was let in since."""
+class _Ahead:
+    """Tokens of a rate that were taken ahead, and the bucket as it was then (monotonic seconds)."""
 
-    waiting: int
+    rate: float
+    bucket: Taken
+    count: int
     until: float
+
+    def spend(self, wanted: int, rate: float) -> Taken | None:
+        """Take all that is wanted, or nothing."""
+        if self.count < wanted or self.rate != rate or time.monotonic() >= self.until:
+            return None
+        self.count -= wanted
+        return Taken(wanted, self.bucket.left + self.count, self.bucket.full_in_us)
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What a tenant had waiting at a time (monotonic seconds), and what it was let in since.
+
+    It is counted anew after `until`; after `at_last` nobody is let in before that.
+    """
+
+    waiting: int = 0
+    until: float = float("-inf")
+    at_last: float = float("-inf")
     since: int = 0
 
 
 class SubmissionQuota:
     """Says how many of some new jobs of a tenant are within its limits."""
 
-    def __init__(self, database: Database, redis: Redis, prefix: str, limits: LimitBook) -> None:
+    def __init__(
+        self, database: Database, redis: Redis, prefix: str, limits: LimitBook, stored: StoredQuota
+    ) -> None:
         self._database = database
         self._redis = redis
         self._prefix = prefix
         self._limits = limits
+        self._stored = stored
         self._script = redis.register_script(_TAKE)
         self._away_until = float("-inf")
         self._buckets: dict[int, LocalBucket] = {}
+        self._ahead: dict[int, _Ahead] = {}
         self._counted: dict[int, _Counted] = {}
         self._counting: dict[int, asyncio.Task[None]] = {}
         # Those who ask while Redis is being asked share the next round trip.
@@ -127,8 +158,8 @@ class SubmissionQuota:
             self._take_together, batch_limit=MOST_TOGETHER, backlog_limit=MOST_KNOWN
         )
 
-    async def admit(self, tenant_id: int, wanted: int) -> Admitted | None:
-        """Let in up to `wanted` new jobs; None is what has no limit.
+    async def admit(self, tenant_id: int, params: Sequence[str | None]) -> Admitted | None:
+        """Let in new jobs with these params, the first ones first; None is what has no limit.
 
         Raises:
             Problem: `overloaded`.
@@ -136,18 +167,19 @@ class SubmissionQuota:
         """
         limits = self._limits.of(tenant_id)
         rate, most = limits.submissions_per_second, limits.waiting_jobs
-        if (rate is None and most is None) or wanted == 0:
+        wanted = len(params)
+        if not wanted or (rate is None and most is None and limits.stored_bytes is None):
             return None
         count, refusal, headers = wanted, None, dict[str, str]()
         if most is not None:
-            count = min(count, await self._room(tenant_id, most))
+            count = min(count, await self._room(tenant_id, most, wanted))
             if count < wanted:
                 refusal = _too_many_waiting(most)
+        fitting, too_much = self._stored.fitting(tenant_id, params)
+        if fitting < count:
+            count, refusal = fitting, too_much
         if rate is not None:
-            try:
-                taken = await self._takes.add(Asked(tenant_id, rate, count))
-            except Overloaded:
-                raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
+            taken = await self._take_of(tenant_id, rate, count)
             if taken.taken < count:
                 count, refusal = taken.taken, _too_fast(rate, taken)
             headers = _headers(rate, taken)
@@ -155,7 +187,18 @@ class SubmissionQuota:
                 refusal.headers.update(headers)
         if (counted := self._counted.get(tenant_id)) is not None:
             counted.since += count
+        self._stored.note(tenant_id, params[:count])
         return Admitted(count, refusal, headers)
+
+    async def _take_of(self, tenant_id: int, rate: float, wanted: int) -> Taken:
+        ahead = self._ahead.get(tenant_id)
+        taken = None if ahead is None else ahead.spend(wanted, rate)
+        if taken is not None:
+            return taken
+        try:
+            return await self._takes.add(Asked(tenant_id, rate, wanted))
+        except Overloaded:
+            raise Problem("overloaded", "Repeat the same request after Retry-After.") from None
 
     async def _take_together(self, asked: Sequence[Asked]) -> list[Taken]:
         """Take for each tenant what all ask for, and deal it out in the order of asking."""
@@ -164,7 +207,10 @@ class SubmissionQuota:
         for one in asked:
             wanted[one.tenant_id] += one.wanted
         taken_by = await asyncio.gather(
-            *(self._take(tenant_id, rate, wanted[tenant_id]) for tenant_id, rate in rates.items())
+            *(
+                self._take_ahead(tenant_id, rate, wanted[tenant_id])
+                for tenant_id, rate in rates.items()
+            )
         )
         found = dict(zip(rates, taken_by, strict=True))
         left = {tenant_id: taken.taken for tenant_id, taken in found.items()}
@@ -174,6 +220,22 @@ class SubmissionQuota:
             left[one.tenant_id] -= own
             dealt.append(replace(found[one.tenant_id], taken=own))
         return dealt
+
+    async def _take_ahead(self, tenant_id: int, rate: float, wanted: int) -> Taken:
+        """Take what is wanted, with what is left of what was taken ahead, and some ahead again."""
+        before = self._ahead.pop(tenant_id, None)
+        kept = 0
+        if before is not None and before.rate == rate and time.monotonic() < before.until:
+            kept = before.count
+        taken = await self._take(
+            tenant_id, rate, max(0, wanted - kept) + math.floor(rate * AHEAD_SECONDS)
+        )
+        over = kept + taken.taken - wanted
+        if over <= 0:
+            return replace(taken, taken=kept + taken.taken)
+        until = time.monotonic() + AHEAD_KEPT_SECONDS
+        _kept(self._ahead, tenant_id, lambda: _Ahead(rate, taken, over, until))
+        return replace(taken, taken=wanted, left=taken.left + over)
 
     async def _take(self, tenant_id: int, rate: float, wanted: int) -> Taken:
         each, burst = 1_000_000 / rate, burst_of(rate)
@@ -190,28 +252,32 @@ class SubmissionQuota:
         bucket = _kept(self._buckets, tenant_id, LocalBucket)
         return bucket.take(wanted, each=each, burst=burst, now=time.monotonic() * 1_000_000)
 
-    async def _room(self, tenant_id: int, most: int) -> int:
-        counted = self._counted.get(tenant_id)
-        if counted is None or time.monotonic() >= counted.until:
+    async def _room(self, tenant_id: int, most: int, wanted: int) -> int:
+        counted = _kept(self._counted, tenant_id, _Counted)
+        now = time.monotonic()
+        if now >= counted.until:
             counting = self._counting.get(tenant_id)
             if counting is None:
-                counting = asyncio.ensure_future(self._count(tenant_id, most))
+                counting = asyncio.ensure_future(self._count(tenant_id, counted, most))
+                counting.add_done_callback(_note_failure)
                 self._counting[tenant_id] = counting
-            # One count is for all who wait for it: none of them may cancel it.
-            await asyncio.shield(counting)
-            counted = self._counted.get(tenant_id, _Counted(0, 0.0))
+            if now >= counted.at_last or counted.waiting + counted.since + wanted > most:
+                # One count is for all who wait for it: none of them may cancel it.
+                await asyncio.shield(counting)
         return max(0, most - counted.waiting - counted.since)
 
-    async def _count(self, tenant_id: int, most: int) -> None:
+    async def _count(self, tenant_id: int, counted: _Counted, most: int) -> None:
         try:
-            began = time.monotonic()
+            began, before = time.monotonic(), counted.since
             waiting = await self._database.read(
                 lambda connection: count_waiting(connection, tenant_id, most=most)
             )
             now = time.monotonic()
-            counted = _kept(self._counted, tenant_id, lambda: _Counted(0, 0.0))
-            counted.waiting, counted.since = waiting, 0
-            counted.until = now + max(COUNTED_SECONDS, (now - began) / COUNTING_SHARE)
+            span = max(COUNTED_SECONDS, (now - began) / COUNTING_SHARE)
+            counted.waiting = waiting
+            # What was let in while it was counted may not be in the count.
+            counted.since -= before
+            counted.until, counted.at_last = now + span, now + 2 * span
         finally:
             self._counting.pop(tenant_id, None)
 
@@ -219,6 +285,12 @@ class SubmissionQuota:
 def burst_of(rate: float) -> int:
     """Return how many may come at once: what a second brings, and one at least."""
     return max(1, math.floor(rate))
+
+
+def _note_failure(counting: asyncio.Task[None]) -> None:
+    # Whoever waits for the count gets the error; without anybody the next one counts again.
+    if not counting.cancelled() and (error := counting.exception()) is not None:
+        log.info("waiting_not_counted", error=str(error) or type(error).__name__)
 
 
 def _kept(known: dict[int, Value], tenant_id: int, new: Callable[[], Value]) -> Value:

@@ -17,6 +17,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
 MIN_RATE, MAX_RATE = 0.01, 1_000_000.0
 MAX_WAITING = 1_000_000
 MAX_RUNNING = 1_000_000
+MAX_STORED = 2**50
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 KeyState = Literal["ACTIVE", "EXPIRED", "REVOKED"]
@@ -136,6 +137,14 @@ class ChangeLimits(Wire):
         description="true, the default: beyond runningJobs it gets the slots that no other "
         "tenant wants; false: never more than runningJobs.",
     )
+    stored_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_STORED,
+        strict=True,
+        description="New jobs are 429 while their params, and the params, results and logs of the "
+        "jobs that are kept, are more bytes than that; counted in the background.",
+    )
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that were sent, null as what it means."""
@@ -154,6 +163,7 @@ class TenantLimits(Wire):
     waiting_jobs: Int64 | None
     running_jobs: Int64 | None
     may_borrow: bool
+    stored_bytes: Int64 | None
 
 
 class ChangeTenant(Wire):

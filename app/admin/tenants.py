@@ -142,6 +142,7 @@ def tenant_view(tenant: Tenant) -> dict[str, Any]:
             "submissionsPerSecond": tenant.limits.submissions_per_second,
             "waitingJobs": tenant.limits.waiting_jobs,
             "runningJobs": tenant.limits.running_jobs,
+            "storedBytes": tenant.limits.stored_bytes,
             "mayBorrow": tenant.limits.may_borrow,
         },
     }

@@ -198,7 +198,7 @@ def _limit(value: str, flag: str, number: type[int] | type[float]) -> Any:
         "oncue tenants limit 1 --weight 3",
         "oncue tenants limit 1 --submissions 50 --waiting 10000",
         "oncue tenants limit 1 --running 20 --no-borrow",
-        "oncue tenants limit 1 --running none",
+        "oncue tenants limit 1 --stored 1000000000 --running none",
     ),
 )
 def limit_tenant(
@@ -212,6 +212,10 @@ def limit_tenant(
     ] = None,
     running: Annotated[
         str | None, typer.Option(help="So many runs at once are its own, or none.")
+    ] = None,
+    stored: Annotated[
+        str | None,
+        typer.Option(help="New jobs are refused beyond so many bytes that are kept, or none."),
     ] = None,
     borrow: Annotated[
         bool | None,
@@ -235,6 +239,8 @@ def limit_tenant(
         limits["waiting_jobs"] = _limit(waiting, "--waiting", int)
     if running is not None:
         limits["running_jobs"] = _limit(running, "--running", int)
+    if stored is not None:
+        limits["stored_bytes"] = _limit(stored, "--stored", int)
     if borrow is not None:
         limits["may_borrow"] = borrow
     if not limits:
@@ -341,6 +347,7 @@ def _show_tenant(tenant: Tenant, *, as_json: bool) -> None:
             ("submits", _most(limits.submissions_per_second, " a second")),
             ("waiting", _most(limits.waiting_jobs, "")),
             ("running", running),
+            ("stored", None if limits.stored_bytes is None else f"{limits.stored_bytes} bytes"),
         ]
     )
 

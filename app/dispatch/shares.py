@@ -208,7 +208,10 @@ class SharedLine(Generic[Task]):
 
 
 class OneTenantsLine(Generic[Task]):
-    """The due tasks of a tenant that nobody contends with: nothing is charged."""
+    """The due tasks of a tenant that nobody contends with, and that its quota lets all begin.
+
+    Nothing is charged.
+    """
 
     def __init__(self, line: Line[Task]) -> None:
         self.first = line.first
@@ -217,7 +220,7 @@ class OneTenantsLine(Generic[Task]):
         self.queues = line.queues
 
     def held_queues(self) -> set[int]:
-        """Return none: it has no quota."""
+        """Return none: its quota has room for all of them."""
         return set()
 
 
@@ -244,9 +247,11 @@ def shared_line(
         turns = shares.turns_of(tenant_id)
         return Line(tasks, turns, now_ms=now_ms, ageing_ms=ageing_ms)
 
-    if len(by_tenant) == 1 and not quotas:
+    if len(by_tenant) == 1:
         ((tenant_id, tasks),) = by_tenant.items()
-        return OneTenantsLine(line(tenant_id, tasks))
+        quota = (quotas or {}).get(tenant_id)
+        if quota is None or quota.left >= len(tasks):
+            return OneTenantsLine(line(tenant_id, tasks))
     by_part: dict[Part, list[Task]] = defaultdict(list)
     for tenant_id, tasks in by_tenant.items():
         for task in tasks:

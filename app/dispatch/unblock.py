@@ -13,7 +13,8 @@ import structlog
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
-from app.lifecycle.moves.within_keys import forget_rates, free_keys, look_through_keys
+from app.lifecycle.moves.free_keys import free_keys
+from app.lifecycle.moves.limit_keys import forget_rates, look_through_keys
 from app.plumbing.bus import WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop

@@ -23,8 +23,12 @@ MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 CHECKED_AT_ONCE: Final = 20
 
 
-async def submit_batch(submitter: Submitter, caller: Caller, body: bytes) -> dict[str, Any]:
+async def submit_batch(
+    submitter: Submitter, caller: Caller, body: bytes
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Accept each job of a batch or refuse it, and return one item a job, in order.
+
+    The second are headers that tell what is left of the tenant's limits.
 
     Raises:
         Problem: the envelope itself is wrong; nothing was stored.
@@ -37,15 +41,16 @@ async def submit_batch(submitter: Submitter, caller: Caller, body: bytes) -> dic
         if number % CHECKED_AT_ONCE == 0:
             await asyncio.sleep(0)
     try:
-        admitted, _ = await submitter.admit(
+        admitted, headers = await submitter.admit(
             caller, [one for one in checked if isinstance(one, Checked)]
         )
     except DatabaseUnavailable:
-        return {"items": [_refused(_unavailable()) for _ in checked]}
+        return {"items": [_refused(_unavailable()) for _ in checked]}, {}
     # Each in its place; those whose shape is wrong were not counted.
     jobs = iter(admitted)
     checked = [next(jobs) if isinstance(one, Checked) else one for one in checked]
-    return {"items": await asyncio.gather(*_answers(submitter, caller, checked))}
+    items = await asyncio.gather(*_answers(submitter, caller, checked))
+    return {"items": items}, headers
 
 
 def _answers(

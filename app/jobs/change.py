@@ -48,6 +48,8 @@ log = structlog.get_logger(__name__)
 
 Answer = Changed | NotPossible | Unknown | Stale | TooFew | WrongKind
 _ETAG: Final = re.compile(r'"(\d{1,9})"')
+_CONCURRENCY: Final = ("concurrency_key", "concurrency_limit")
+_RATE: Final = ("rate_key", "rate_per_second")
 _COLUMNS: Final = ("priority", "max_retry", "retry_backoff", "timeout_ms", "callback_url")
 
 _NOT_TRIGGERED: Final = {
@@ -368,6 +370,11 @@ def _new_values(request: ChangeJob, sealer: Sealer) -> NewValues:
         columns["callback_headers"] = kept_headers(request.callback_headers, sealer)
     if "expires_at" in fields:
         columns["expires_at"] = None if request.expires_at is None else epoch_ms(request.expires_at)
+    for pair in (_CONCURRENCY, _RATE):
+        if not fields.isdisjoint(pair):
+            columns |= {name: getattr(request, name) for name in pair}
+    if not fields.isdisjoint(_RATE):
+        columns["rate_due"] = None  # what the key before has given it is no time of this one
     return NewValues(
         columns=columns,
         due_ms=epoch_ms(request.run_at) if "run_at" in fields else None,

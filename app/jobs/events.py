@@ -12,7 +12,7 @@ from app.edge.problems import Problem, invalid
 from app.edge.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, finished, news_or_silence, sse_event
 from app.jobs.look import find_job
 from app.jobs.views import job_view
-from app.jobs.watch import Streams
+from app.jobs.watch import LetsOn, Streams
 from app.lifecycle.reads import JobRecord
 from app.lifecycle.states import TERMINAL_JOBS, ExecutionStatus, JobStatus
 from app.plumbing.database import Database, DatabaseUnavailable
@@ -75,16 +75,23 @@ def is_seen_to_the_end(seen: Stamp | None, record: JobRecord) -> bool:
 
 
 async def follow_job(
-    database: Database, streams: Streams, caller: Caller, job_id: int, *, seen: Stamp | None
+    database: Database,
+    streams: Streams,
+    caller: Caller,
+    job_id: int,
+    *,
+    seen: Stamp | None,
+    lets_on: LetsOn,
 ) -> AsyncGenerator[bytes, None]:
     """Yield an event for each state that is seen to differ from the one before, up to the end.
 
-    The stream ends without `ended` when this process is about to; a reader that comes back
-    gets the state then, if it differs from the one it has seen. Make sure that the job is there.
+    The stream ends without `ended` when this process is about to, or the reader may read no more;
+    one that comes back gets the state then, if it differs from the one it has seen. Make sure that
+    the job is there.
     """
     with streams.jobs.waiting(job_id) as news:
         silent_since = time.monotonic()
-        while not streams.closed:
+        while not streams.closed and await lets_on():
             news.clear()
             try:
                 record = await finished(_look(database, caller, job_id))

@@ -13,7 +13,7 @@ from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem, invalid
 from app.edge.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, finished, news_or_silence, sse_event
 from app.jobs.views import line_view
-from app.jobs.watch import Streams
+from app.jobs.watch import LetsOn, Streams
 from app.lifecycle.run_logs import KeptLine, RunLog, read_lines, read_run_log
 from app.lifecycle.states import OPEN_EXECUTIONS, ExecutionStatus
 from app.plumbing.database import Database, DatabaseUnavailable
@@ -46,16 +46,23 @@ async def list_lines(
 
 
 async def follow_lines(
-    database: Database, streams: Streams, caller: Caller, execution_id: str, *, after: int
+    database: Database,
+    streams: Streams,
+    caller: Caller,
+    execution_id: str,
+    *,
+    after: int,
+    lets_on: LetsOn,
 ) -> AsyncGenerator[bytes, None]:
     """Yield each line behind `after` once as an event with its number as id, then `end`.
 
-    The stream ends without `end` when this process is about to; a reader that comes back with
-    the last id misses nothing and gets nothing twice. Make sure that the execution is there.
+    The stream ends without `end` when this process is about to, or the reader may read no more;
+    one that comes back with the last id misses nothing and gets nothing twice. Make sure that the
+    execution is there.
     """
     with streams.logs.waiting(execution_id) as news:
         silent_since = time.monotonic()
-        while not streams.closed:
+        while not streams.closed and await lets_on():
             news.clear()
             try:
                 log, lines = await finished(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import Problem
 from app.jobs.views import execution_view, job_view
 from app.jobs.wait import Waiters
+from app.jobs.watch import LetsOn
 from app.lifecycle.reads import JobRecord, read_executions, read_job, read_results
 from app.lifecycle.states import TERMINAL_JOBS
 from app.plumbing.database import Database
@@ -21,12 +23,18 @@ EXECUTIONS_SHOWN: Final = 5
 
 
 async def look_at_job(
-    database: Database, waiters: Waiters, caller: Caller, job_id: int, *, wait_seconds: float
+    database: Database,
+    waiters: Waiters,
+    caller: Caller,
+    job_id: int,
+    *,
+    wait_seconds: float,
+    lets_on: LetsOn,
 ) -> dict[str, Any]:
     """Return the job, as soon as it is terminal or after `wait_seconds`, whichever is first.
 
     Raises:
-        Problem: `job_not_found`.
+        Problem: `job_not_found`, or `unauthorized` if the key ends while it is waited.
     """
     if wait_seconds <= 0:
         return job_view(await find_job(database, caller, job_id))
@@ -39,11 +47,11 @@ async def look_at_job(
             left = deadline - time.monotonic()
             if record.job["status"] in TERMINAL_JOBS or left <= 0 or waiters.closed:
                 return job_view(record)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await event.wait()
-            except TimeoutError:
-                continue
+            if not await lets_on():
+                raise Problem("unauthorized", "The key has ended while the request waited.")
     finally:
         waiters.leave(job_id, event)
 

@@ -32,7 +32,8 @@ def reasons_of(found: Evidence, told: Standings, own: DispatcherNote) -> list[Re
         case _, JobStatus.PAUSED:
             reasons = [paused(found)]
         case _, JobStatus.BLOCKED:
-            of_key = found.job["concurrency_key"] is not None
+            job = found.job
+            of_key = job["concurrency_key"] is not None and not job["behind_another_fire"]
             reasons = [_key_is_taken(found) if of_key else _blocked(found)]
         case JobKind.GROUP, _:
             reasons = [_group()]

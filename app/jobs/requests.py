@@ -136,9 +136,6 @@ class SubmitJob(Wire):
             raise ValueError("send concurrencyKey and concurrencyLimit together")
         if (self.rate_key is None) != (self.rate_per_second is None):
             raise ValueError("send rateKey and ratePerSecond together")
-        keyed = self.concurrency_key is not None or self.rate_key is not None
-        if keyed and (self.cron_expr is not None or self.interval_ms is not None):
-            raise ValueError("a schedule takes no concurrencyKey and no rateKey: see overlapPolicy")
         return self
 
 
@@ -197,6 +194,18 @@ class ChangeJob(Wire):
     max_retry: int = Field(default_factory=_not_sent, ge=0, le=1000, strict=True)
     retry_interval_seconds: float = Field(default_factory=_not_sent, ge=0, le=86_400, strict=True)
     retry_backoff: Literal["fixed", "exponential"] = Field(default_factory=_not_sent)
+    concurrency_key: Key | None = Field(
+        default_factory=_not_sent, description="With concurrencyLimit; null takes both away."
+    )
+    concurrency_limit: int | None = Field(
+        default_factory=_not_sent, ge=1, le=MAX_CONCURRENCY, strict=True
+    )
+    rate_key: Key | None = Field(
+        default_factory=_not_sent, description="With ratePerSecond; null takes both away."
+    )
+    rate_per_second: float | None = Field(
+        default_factory=_not_sent, ge=MIN_RATE, le=MAX_RATE, strict=True
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -204,6 +213,14 @@ class ChangeJob(Wire):
             raise ValueError("send at least one field to change")
         if {"run_at", "delay_ms"} <= self.model_fields_set:
             raise ValueError("send runAt or delayMs, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_keys(self) -> Self:
+        if (self.concurrency_key is None) != (self.concurrency_limit is None):
+            raise ValueError("send concurrencyKey and concurrencyLimit together, or both as null")
+        if (self.rate_key is None) != (self.rate_per_second is None):
+            raise ValueError("send rateKey and ratePerSecond together, or both as null")
         return self
 
 

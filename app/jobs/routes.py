@@ -1,5 +1,6 @@
 """The routes of callers under `/openapi`."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -122,7 +123,8 @@ def job_routes(
         """
         caller = await keys.caller(request)
         require_json(request)
-        return json_answer(await submit_batch(submitter, caller, await request.body()))
+        answer, headers = await submit_batch(submitter, caller, await request.body())
+        return json_answer(answer, 200, headers)
 
     @router.get(
         "/jobs/{jobId}",
@@ -132,6 +134,7 @@ def job_routes(
         responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
     )
     async def get_job(
+        request: Request,
         job_id: JobId,
         caller: Identified,
         wait: Annotated[
@@ -142,7 +145,14 @@ def job_routes(
         """Return a job with its newest executions; with `wait`, once it has ended."""
         if wait > settings.long_poll_seconds:
             raise invalid(f"at most {settings.long_poll_seconds:g} seconds", "/wait")
-        job = await look_at_job(database, waiters, caller, job_id, wait_seconds=wait)
+        job = await look_at_job(
+            database,
+            waiters,
+            caller,
+            job_id,
+            wait_seconds=wait,
+            lets_on=partial(keys.lets_on, request, caller),
+        )
         return json_answer(job, 200, job_headers(job))
 
     @router.get(

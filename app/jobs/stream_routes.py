@@ -1,5 +1,6 @@
 """The routes of callers that tell what runs say and how jobs go, as pages and as streams."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -71,7 +72,8 @@ def stream_routes(*, database: Database, keys: Gate, streams: Streams) -> APIRou
         after = last_seq(last_event_id)
         await require_execution(database, caller, execution_id)
         streams.admit()
-        lines = follow_lines(database, streams, caller, execution_id, after=after)
+        lets_on = partial(keys.lets_on, request, caller)
+        lines = follow_lines(database, streams, caller, execution_id, after=after, lets_on=lets_on)
         return EventStream(lines, closed=streams.leave)
 
     @router.get(
@@ -91,7 +93,7 @@ def stream_routes(*, database: Database, keys: Gate, streams: Streams) -> APIRou
         },
     )
     async def get_job_events(
-        job_id: JobId, caller: Identified, last_event_id: LastEventId = None
+        request: Request, job_id: JobId, caller: Identified, last_event_id: LastEventId = None
     ) -> Response:
         """Return server-sent events about a job, each with the job as it is then, to its end.
 
@@ -103,7 +105,8 @@ def stream_routes(*, database: Database, keys: Gate, streams: Streams) -> APIRou
         if is_seen_to_the_end(seen, record):
             return Response(status_code=204)
         streams.admit()
-        events = follow_job(database, streams, caller, job_id, seen=seen)
+        lets_on = partial(keys.lets_on, request, caller)
+        events = follow_job(database, streams, caller, job_id, seen=seen, lets_on=lets_on)
         return EventStream(events, closed=streams.leave)
 
     return router

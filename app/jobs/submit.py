@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
 from app.access.limits import LimitBook
+from app.access.stored_quota import StoredQuota
 from app.access.submission_quota import SubmissionQuota
 from app.edge.bodies import parse_object
 from app.edge.problems import Problem
@@ -61,7 +62,11 @@ class Submitter:
         self._fleet = fleet
         self.checker = Checker(ground, fleet)
         self._quota = SubmissionQuota(
-            ground.database, ground.redis, ground.settings.redis_prefix, limits
+            ground.database,
+            ground.redis,
+            ground.settings.redis_prefix,
+            limits,
+            StoredQuota(ground.clock, limits),
         )
         self._sealer = ground.sealer
         self._metrics = ground.metrics
@@ -88,7 +93,7 @@ class Submitter:
 
         Raises:
             Problem: `invalid_json`, `validation_failed`, `params_invalid`, `request_conflict`,
-                `too_many_submissions`, `too_many_waiting` or `overloaded`.
+                `too_many_submissions`, `too_many_waiting`, `too_much_stored` or `overloaded`.
             DatabaseUnavailable: nothing is known to be stored.
         """
         checked = await self.checker.check(caller, parse_object(body))
@@ -105,7 +110,7 @@ class Submitter:
         Raises:
             DatabaseUnavailable: what the tenant has waiting cannot be counted.
         """
-        wanted = sum(one.refusal is None for one in checked)
+        wanted = [one.new.params for one in checked if one.refusal is None]
         admitted = await self._quota.admit(caller.tenant_id, wanted)
         if admitted is None:
             return list(checked), {}

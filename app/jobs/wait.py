@@ -8,7 +8,7 @@ from typing import Final
 
 from app.ground import Ground
 from app.lifecycle.reads import read_ended
-from app.plumbing.bus import ENDED, Signal
+from app.plumbing.bus import ENDED, KEYS, Signal
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 
@@ -25,6 +25,7 @@ class Waiters:
         self._closed = False
         self._loop = Loop("long-poll", self._look, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(ENDED, self._on_ended)
+        ground.bus.subscribe(KEYS, self._on_keys)
 
     @property
     def count(self) -> int:
@@ -43,8 +44,7 @@ class Waiters:
     def close(self) -> None:
         """Let every waiting caller go: the process is about to end."""
         self._closed = True
-        for job_id in list(self._waiting):
-            self._wake(job_id)
+        self._wake_all()
 
     def enter(self, job_id: int) -> asyncio.Event:
         """Register a caller before it reads the job, so that no end falls between."""
@@ -86,6 +86,14 @@ class Waiters:
         for job_id, _execution_id in signal:
             if job_id in self._waiting:
                 self._wake(job_id)
+
+    def _on_keys(self, _signal: Signal) -> None:
+        # Those whose key has ended must not wait on.
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for job_id in list(self._waiting):
+            self._wake(job_id)
 
     def _wake(self, job_id: int) -> None:
         for event in self._waiting.get(job_id, ()):

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.edge.problems import Problem
 from app.ground import Ground
 from app.lifecycle.run_logs import read_job_stamps, read_log_stamps
-from app.plumbing.bus import ENDED, LOGGED, Signal
+from app.plumbing.bus import ENDED, KEYS, LOGGED, Signal
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
 
@@ -22,6 +22,9 @@ LOOK_SECONDS: Final = 1.0
 KEYS_AT_ONCE: Final = 500
 Key = TypeVar("Key", int, str)
 Stamp = tuple[Any, ...]
+LetsOn = Callable[[], Awaitable[bool]]
+"""Tells whether the reader of a stream may still read it. It is asked before each look, which
+comes at once when a key has changed and no later than the next line of silence."""
 
 
 class Watch(Generic[Key]):
@@ -69,7 +72,7 @@ class Watch(Generic[Key]):
             event.set()
 
     def wake_all(self) -> None:
-        """Let everybody look: the process is about to end."""
+        """Let everybody look."""
         for key in list(self._waiting):
             self.wake(key)
 
@@ -108,6 +111,7 @@ class Streams:
         self.jobs: Watch[int] = Watch("job-streams", ground.database, read_job_stamps)
         ground.bus.subscribe(ENDED, self._on_ended)
         ground.bus.subscribe(LOGGED, self._on_logged)
+        ground.bus.subscribe(KEYS, self._on_keys)
 
     def start(self) -> None:
         """Start looking for news."""
@@ -117,8 +121,7 @@ class Streams:
     def close(self) -> None:
         """Let every stream end; its caller goes on at another dispatcher."""
         self.closed = True
-        self.logs.wake_all()
-        self.jobs.wake_all()
+        self._wake_all()
 
     async def stop(self) -> None:
         """Let every stream end, and stop."""
@@ -156,6 +159,14 @@ class Streams:
         for job_id, execution_id in signal:
             self.jobs.wake(job_id)
             self.logs.wake(execution_id)
+
+    def _on_keys(self, _signal: Signal) -> None:
+        # Those whose key has ended must end.
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self.logs.wake_all()
+        self.jobs.wake_all()
 
     def _on_logged(self, signal: Signal) -> None:
         for execution_id, job_id in signal:

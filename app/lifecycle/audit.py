@@ -94,7 +94,7 @@ JOB_COLUMNS: Final = (
     *("callback_url", "expires_at", "next_trigger_time", "cron_expr", "cron_dialect", "timezone"),
     *("interval_ms", "interval_mode", "start_at", "end_at", "max_fires", "jitter_ms", "dst_gap"),
     *("dst_fold", "misfire_policy", "misfire_cap", "misfire_spacing_ms", "catch_up_ms"),
-    "overlap_policy",
+    *("overlap_policy", "concurrency_key", "concurrency_limit", "rate_key", "rate_per_second"),
 )
 """The columns of a job whose change is told, beside its status."""
 

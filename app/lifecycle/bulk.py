@@ -1,4 +1,4 @@
-"""One INSERT or UPDATE for many rows with different values.
+"""One INSERT, UPDATE or DELETE for many rows with different values.
 
 The rows are one JSON parameter: MySQL reads them through JSON_TABLE, SQLite through json_each. The
 joined table comes second and is reached by its key, so that only the rows named are locked
@@ -170,6 +170,24 @@ def insert_from_rows(
         f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} "
         f"FROM {_rows(columns, sqlite=sqlite)} AS v {join} WHERE 1 = 1 {keep_first}"
     )
+
+
+def delete_by_rows(
+    *, sqlite: bool, table: str, columns: Mapping[str, ColumnType], guard: str = "1 = 1"
+) -> TextClause:
+    """Build the DELETE of the rows of `table` whose `columns` are those of a row of `:rows`.
+
+    `columns` are the first ones of a key of the table; `guard` may use `<table>.<column>`.
+    """
+    source = _rows(columns, sqlite=sqlite)
+    if sqlite:
+        fields = ", ".join(f"v_{name}" for name in columns)
+        return text(
+            f"DELETE FROM {table} WHERE ({', '.join(columns)}) IN (SELECT {fields} FROM {source}) "
+            f"AND {guard}"
+        )
+    same = " AND ".join(f"{table}.{name} = v.v_{name}" for name in columns)
+    return text(f"DELETE {table} FROM {source} AS v STRAIGHT_JOIN {table} ON {same} WHERE {guard}")
 
 
 def select_by_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,16 +21,40 @@ class TenantLimits:
     waiting_jobs: int | None = None
     running_jobs: int | None = None
     may_borrow: bool = True
+    stored_bytes: int | None = None
 
 
 NO_LIMITS: Final = TenantLimits()
-_COLUMNS: Final = "weight, submissions_per_second, waiting_jobs, running_jobs, may_borrow"
+_COLUMNS: Final = (
+    "weight, submissions_per_second, waiting_jobs, running_jobs, may_borrow, stored_bytes"
+)
 
 
-async def read_all_limits(connection: AsyncConnection) -> dict[int, TenantLimits]:
-    """Return the limits of each tenant that has any."""
-    rows = await connection.execute(text(f"SELECT tenant_id, {_COLUMNS} FROM tenant_limits"))
-    return {row["tenant_id"]: _limits(row) for row in rows.mappings()}
+class Stored(NamedTuple):
+    """What a tenant has stored, by a count that began then (epoch ms)."""
+
+    bytes: int
+    counted_from: int
+
+
+async def read_all_limits(
+    connection: AsyncConnection,
+) -> dict[int, tuple[TenantLimits, Stored | None]]:
+    """Return the limits of each tenant that has any, and what it has stored if that is counted."""
+    rows = await connection.execute(
+        text(
+            f"SELECT l.tenant_id, {_COLUMNS}, s.bytes, s.counted_from FROM tenant_limits AS l "
+            "LEFT JOIN tenant_stored AS s ON s.tenant_id = l.tenant_id "
+            "AND l.stored_bytes IS NOT NULL"
+        )
+    )
+    return {
+        row["tenant_id"]: (
+            _limits(row),
+            None if row["bytes"] is None else Stored(row["bytes"], row["counted_from"]),
+        )
+        for row in rows.mappings()
+    }
 
 
 _OF: Final = text(
@@ -57,7 +81,8 @@ async def write_limits(connection: AsyncConnection, tenant_id: int, limits: Tena
         await connection.execute(
             text(
                 f"INSERT INTO tenant_limits (tenant_id, {_COLUMNS}) VALUES (:tenant, :weight, "
-                ":submissions_per_second, :waiting_jobs, :running_jobs, :may_borrow)"
+                ":submissions_per_second, :waiting_jobs, :running_jobs, :may_borrow, "
+                ":stored_bytes)"
             ),
             {"tenant": tenant_id, **asdict(limits)},
         )
@@ -111,4 +136,5 @@ def _limits(row: Any) -> TenantLimits:
         waiting_jobs=row["waiting_jobs"],
         running_jobs=row["running_jobs"],
         may_borrow=bool(row["may_borrow"]),
+        stored_bytes=row["stored_bytes"],
     )

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 11
+SCHEMA_REVISION: Final = 12
 """The revision of the schema that this code was written for."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
@@ -168,6 +168,7 @@ job_payload = Table(
     Column("job_id", BigInteger, primary_key=True, autoincrement=False),
     Column("slot", String(36), primary_key=True, comment="'params', or an execution id"),
     Column("body", _Body, nullable=False),
+    Column("byte_count", Integer, comment="of the body; NULL: by older code, which did not tell"),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 
@@ -480,9 +481,20 @@ tenant_limits = Table(
         server_default="1",
         comment="more runs than running_jobs, while nobody else wants the slots",
     ),
+    Column("stored_bytes", BigInteger),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 """Only tenants with limits have a row, so that reading all limits is reading just those."""
+
+tenant_stored = Table(
+    "tenant_stored",
+    metadata,
+    Column("tenant_id", Integer, primary_key=True, autoincrement=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("counted_from", BigInteger, nullable=False, comment="when the count began"),
+    **{**_OPTIONS, "sqlite_autoincrement": False},
+)
+"""What tenants with a quota of bytes have stored, as it was counted last."""
 
 limit_key = Table(
     "limit_key",

@@ -13,6 +13,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.follow import NOTHING, Followed, follow_ends
+from app.lifecycle.moves.free_keys import free_keys
 from app.lifecycle.moves.guard import (
     Asked,
     Changed,
@@ -22,9 +23,9 @@ from app.lifecycle.moves.guard import (
     move_job,
     target_of,
 )
+from app.lifecycle.moves.limit_keys import concurrency_key
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.release import note_stopping
-from app.lifecycle.moves.within_keys import concurrency_key, free_keys
 from app.lifecycle.states import OPEN_EXECUTIONS, ExecutionStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 

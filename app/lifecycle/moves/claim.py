@@ -21,7 +21,6 @@ from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.moves.within_keys import keep_within
 from app.lifecycle.reads import read_payloads
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, in_list, sources
-from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
 
 _CLAIMABLE: Final = in_list(sources("claim", JobKind.TASK))
@@ -163,6 +162,7 @@ _FREE: Final = {
     sqlite: text(
         f"SELECT {TASK_COLUMNS}, tenant_id, priority, version, concurrency_key, "
         "concurrency_limit, rate_key, rate_per_second, rate_due, "
+        "(SELECT term FROM dispatch_term WHERE partition_no = 0) AS term, "
         f"{NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
         f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
@@ -308,7 +308,7 @@ async def _within_keys(
     # What the claim would not win anyway must not use up what the keys allow.
     current = [row for row in keyed if row["version"] == wanted[row["id"]].version]
     kept: set[int] = set()
-    if current and await read_term(connection) == term:
+    if current and current[0]["term"] == term:
         within = await keep_within(connection, database, [dict(row) for row in current], now=now)
         kept = {row["id"] for row in within.kept}
         if later is not None:

@@ -14,9 +14,10 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.follow import NOTHING, Followed, follow_ends
+from app.lifecycle.moves.free_keys import free_keys
+from app.lifecycle.moves.limit_keys import concurrency_key
 from app.lifecycle.moves.owe import callback_row, insert_callbacks
 from app.lifecycle.moves.submit import insert_expiries
-from app.lifecycle.moves.within_keys import concurrency_key, free_keys
 from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list, sources
 from app.plumbing.database import NOW_MS, Database
 

@@ -255,7 +255,7 @@ _CHILD: Final[dict[str, ColumnType]] = {
 _INHERITED: Final = (
     *("tenant_id", "job_name", "job_handler", "priority", "max_retry", "retry_interval_ms"),
     *("retry_backoff", "timeout_ms", "callback_url", "callback_events", "callback_headers"),
-    "secret",
+    *("secret", "concurrency_key", "concurrency_limit", "rate_key", "rate_per_second"),
 )
 _SPAWN: Final = {
     sqlite: insert_from_rows(
@@ -310,7 +310,8 @@ _COPY_LABELS: Final = {
 }
 _COPY_PARAMS: Final = {
     sqlite: text(
-        "INSERT INTO job_payload (job_id, slot, body) SELECT c.id, b.slot, b.body "
+        "INSERT INTO job_payload (job_id, slot, body, byte_count) "
+        "SELECT c.id, b.slot, b.body, b.byte_count "
         "FROM job_info AS c JOIN job_payload AS b ON b.job_id = c.parent_id "
         f"WHERE b.slot = '{PARAMS_SLOT}' AND c.id IN :ids AND c.params_in_payload = 1 "
         + KEEP_FIRST[sqlite].format(key="job_payload.slot")

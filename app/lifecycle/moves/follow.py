@@ -65,7 +65,7 @@ _SET_NEXT: Final = {
 }
 _LOCK_LIVE: Final = {
     sqlite: text(
-        f"SELECT schedule_id, child_id, backfill_id FROM schedule_live {hint}"
+        f"SELECT schedule_id, child_id, waits, backfill_id FROM schedule_live {hint}"
         f"WHERE schedule_id IN :ids ORDER BY schedule_id, child_id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
@@ -93,7 +93,8 @@ _WAITS_NO_MORE: Final = text(
 class Live:
     """The children of a schedule's own fires that have not ended, or whose run has not.
 
-    `waiting` are those that wait for another (BLOCKED), in their order; `going` all others.
+    `waiting` are those that wait for another (BLOCKED), in their order; `going` all others, also
+    those that are BLOCKED by their concurrency key.
     """
 
     going: tuple[int, ...] = ()
@@ -175,13 +176,17 @@ async def _look_at_live(
     found: dict[int, tuple[Live, dict[int, Row[Any]]]] = {}
     for schedule_id in sorted({one.schedule_id for one in listed}):
         mine = [
-            rows[one.child_id]
+            one
             for one in listed
             if one.schedule_id == schedule_id and one.child_id not in dead and not one.backfill_id
         ]
-        waiting = [row for row in mine if row.status == JobStatus.BLOCKED]
-        waiting.sort(key=lambda row: (row.nominal_time, row.id))
-        going = [row.id for row in mine if row.status != JobStatus.BLOCKED]
+        behind = {
+            one.child_id
+            for one in mine
+            if one.waits and rows[one.child_id].status == JobStatus.BLOCKED
+        }
+        waiting = sorted((rows[one] for one in behind), key=lambda row: (row.nominal_time, row.id))
+        going = [one.child_id for one in mine if one.child_id not in behind]
         found[schedule_id] = Live(tuple(going), tuple(row.id for row in waiting)), rows
     return found
 

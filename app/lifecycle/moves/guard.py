@@ -95,7 +95,7 @@ async def tasks_alone(_connection: AsyncConnection, job: RowMapping) -> Changed:
 _TOLD: Final = ", ".join(
     one
     for one in JOB_COLUMNS
-    if one not in ("priority", "callback_url", "expires_at", "next_trigger_time")
+    if one not in ("priority", "callback_url", "expires_at", "next_trigger_time", "concurrency_key")
 )
 _LOCK: Final = {
     sqlite: text(

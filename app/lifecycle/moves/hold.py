@@ -8,6 +8,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.follow import NOTHING, Followed
+from app.lifecycle.moves.free_keys import free_keys
 from app.lifecycle.moves.guard import (
     Asked,
     Changed,
@@ -20,7 +21,7 @@ from app.lifecycle.moves.guard import (
     target_of,
     tasks_alone,
 )
-from app.lifecycle.moves.within_keys import concurrency_key, free_keys
+from app.lifecycle.moves.limit_keys import concurrency_key
 from app.lifecycle.states import JobKind, JobStatus
 from app.plumbing.database import Database
 

@@ -15,7 +15,8 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.follow import follow_ends
-from app.lifecycle.moves.within_keys import Key, free_keys
+from app.lifecycle.moves.free_keys import free_keys
+from app.lifecycle.moves.limit_keys import Key
 from app.plumbing.database import Database
 
 

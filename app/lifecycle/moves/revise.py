@@ -9,6 +9,8 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.moves.follow import NOTHING, Followed
+from app.lifecycle.moves.free_keys import free_keys
 from app.lifecycle.moves.guard import (
     Asked,
     Changed,
@@ -23,6 +25,7 @@ from app.lifecycle.moves.guard import (
     target_of,
     tasks_alone,
 )
+from app.lifecycle.moves.limit_keys import concurrency_key
 from app.lifecycle.moves.submit import (
     PARAMS_SLOT,
     forget_expiries,
@@ -105,7 +108,16 @@ async def revise_job(
         job["queue_id"],
         values.columns.get("priority", job["priority"]),
         due if target is JobStatus.WAITING else None,
+        followed=await _leave_key(connection, job, values),
     )
+
+
+async def _leave_key(connection: AsyncConnection, job: RowMapping, values: NewValues) -> Followed:
+    """Let others begin where the job has left a key that had let it go."""
+    key = concurrency_key(job)
+    if key is None or values.columns.get("concurrency_key", key.name) == key.name:
+        return NOTHING
+    return Followed(tuple(await free_keys(connection, [key])))
 
 
 def kept_params(job: RowMapping, params: str | None, sealer: Sealer) -> str | None:

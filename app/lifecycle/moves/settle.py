@@ -18,10 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
 from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
+from app.lifecycle.moves.free_keys import free_keys
+from app.lifecycle.moves.limit_keys import Key, concurrency_key
 from app.lifecycle.moves.owe import callback_row, insert_callbacks, insert_starts, started_row
 from app.lifecycle.moves.release import note_stopping, release_stopped
 from app.lifecycle.moves.submit import insert_payloads
-from app.lifecycle.moves.within_keys import Key, concurrency_key, free_keys
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
 from app.lifecycle.secret_marks import SECRET_RESULT
 from app.lifecycle.states import (

@@ -379,10 +379,10 @@ async def insert_payloads(
     if payloads:
         await connection.execute(
             text(
-                "INSERT INTO job_payload (job_id, slot, body) VALUES (:job_id, :slot, :body) "
-                + database.keep_first("slot")
+                "INSERT INTO job_payload (job_id, slot, body, byte_count) "
+                "VALUES (:job_id, :slot, :body, :byte_count) " + database.keep_first("slot")
             ),
-            list(payloads),
+            [{**one, "byte_count": len(one["body"].encode())} for one in payloads],
         )
 
 

@@ -14,8 +14,9 @@ import pytest_asyncio
 from app.dispatch.unblock import FIRST, Unblocker
 from app.lifecycle.moves.claim import Claimed, claim
 from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.moves.free_keys import free_keys
+from app.lifecycle.moves.limit_keys import CONCURRENCY, Key, look_through_keys
 from app.lifecycle.moves.release import release_stopped
-from app.lifecycle.moves.within_keys import CONCURRENCY, Key, free_keys, look_through_keys
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
@@ -260,6 +261,24 @@ async def test_runs_of_one_rate_key_get_times_so_far_apart(database: Database) -
     assert due == claimed_at + 400
 
 
+async def test_a_long_line_is_let_go_as_far_as_there_is_room(database: Database) -> None:
+    term = await new_term(database)
+    (holder,) = await insert(database, 1, concurrency_key="k", concurrency_limit=1)
+    (run,) = await claimed(database, [holder], term=term)
+    ids = await insert(database, 50, concurrency_key="k", concurrency_limit=45)
+    await change(database, "UPDATE job_info SET concurrency_limit = 1 WHERE status = 0")
+    assert await claimed(database, ids[:1], term=term) == []
+    assert await in_status(database, JobStatus.BLOCKED) == ids
+    await change(database, "UPDATE job_info SET concurrency_limit = 45 WHERE status = 6")
+    gone = (ids[0], ids[9])
+    await change(database, f"UPDATE job_info SET status = 5 WHERE id IN {gone}")
+    await settled(database, ending(run, _S.SUCCEEDED))
+    left = [one for one in ids if one not in gone]
+    assert await in_status(database, JobStatus.WAITING) == left[:45]
+    assert await in_status(database, JobStatus.BLOCKED) == left[45:]
+    assert (await slots(database))[1] == left[45:]
+
+
 async def test_a_job_without_a_key_costs_no_statement_more(database: Database) -> None:
     term = await new_term(database)
     plain = await insert(database, 1)
@@ -300,8 +319,8 @@ async def test_keys_are_shown_and_part_of_the_request(api: Door) -> None:
         {"rateKey": "k"},
         {"rateKey": "k", "ratePerSecond": 0},
         {"rateKey": "k", "ratePerSecond": 10_001},
-        {"concurrencyKey": "k", "concurrencyLimit": 1, "intervalMs": 60_000},
-        {"rateKey": "k", "ratePerSecond": 1, "cronExpr": "0 * * * *"},
+        {"concurrencyKey": "k", "intervalMs": 60_000},
+        {"ratePerSecond": 1, "cronExpr": "0 * * * *"},
     ],
 )
 async def test_half_a_key_is_refused(api: Door, wrong: dict[str, Any]) -> None:
@@ -392,6 +411,49 @@ async def test_a_blocked_one_expires_like_any_other(api: Door) -> None:
     assert await in_status(api.database, JobStatus.WAITING) == [third]
 
 
+@pytest.mark.parametrize("keys", [2, 130])
+async def test_however_many_keys_a_batch_has_it_costs_as_many_statements(
+    database: Database, keys: int
+) -> None:
+    term = await new_term(database)
+    both = {"concurrency_limit": 1, "rate_per_second": 10_000.0}
+    first: list[int] = []
+    for number in range(keys):
+        names = {"concurrency_key": f"c{number}", "rate_key": f"r{number}"}
+        first += (await insert(database, 2, **both, **names))[:1]
+    with counted(database) as claiming:
+        runs = await claimed(database, first, term=term)
+    assert [run.job_id for run in runs] == first
+    assert len(about_keys(claiming)) == 7
+    others = await in_status(database, JobStatus.WAITING)
+    assert len(others) == keys
+    with counted(database) as blocking:
+        assert await claimed(database, others, term=term) == []
+    # Some may have been put off by their rates.
+    assert len(about_keys(blocking)) <= 6
+    await change(
+        database,
+        "UPDATE job_info SET next_trigger_time = 5, rate_due = 5 WHERE status = 0",
+    )
+    if await in_status(database, JobStatus.WAITING):
+        await claim_waiting(database, term)
+    assert await in_status(database, JobStatus.BLOCKED) == others
+    with counted(database) as settling:
+        await settled(database, *(ending(run, _S.SUCCEEDED) for run in runs))
+    # Lock, holders, forget those that are gone, the lines (100 a statement), forget those let go.
+    assert len(about_keys(settling)) == 5 + (keys - 1) // 100
+    assert await in_status(database, JobStatus.WAITING) == others
+    runs = await claimed(database, others, term=term)
+    await settled(database, *(ending(run, _S.SUCCEEDED) for run in runs))
+    assert await rows_of(database, "SELECT * FROM concurrency_slot") == []
+    assert await rows_of(database, "SELECT * FROM limit_key WHERE kind = 0") == []
+
+
+def about_keys(statements: list[str]) -> list[str]:
+    """Return those that are about keys."""
+    return [one for one in statements if "limit_key" in one or "concurrency_slot" in one]
+
+
 async def test_a_new_job_of_a_busy_key_costs_a_bounded_number_of_statements(
     database: Database,
 ) -> None:
@@ -401,5 +463,4 @@ async def test_a_new_job_of_a_busy_key_costs_a_bounded_number_of_statements(
     ids = await insert(database, 60, **LOADED)
     with counted(database) as statements:
         await claimed(database, ids[:10], term=term)
-    about_keys = [one for one in statements if "limit_key" in one or "concurrency_slot" in one]
-    assert len(about_keys) <= 4, about_keys
+    assert len(about_keys(statements)) <= 4, about_keys(statements)

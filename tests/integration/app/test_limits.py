@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access import submission_quota
-from app.access.submission_quota import LocalBucket, burst_of
+from app.access.submission_quota import LocalBucket, SubmissionQuota, Taken, burst_of
 from app.lifecycle.limits import count_running, count_waiting
 from tests.integration.app.rig import (
     Door,
@@ -63,6 +65,7 @@ async def test_limits_are_shown_changed_taken_away_and_on_record(api: Door) -> N
         "waitingJobs": None,
         "runningJobs": None,
         "mayBorrow": True,
+        "storedBytes": None,
     }
     assert (await limit(api, weight=2.5, waitingJobs=10))["weight"] == 2.5
     changed = await limit(api, runningJobs=3, mayBorrow=False)
@@ -128,6 +131,91 @@ async def test_of_a_batch_as_many_as_there_is_room_for_are_taken_in_order(api: D
     assert statuses[1 : taken + 1] == [202] * taken
     assert statuses[9] == (202 if taken >= 9 else 200)
     assert answer.json()["items"][9]["jobId"] == known
+    assert answer.headers["RateLimit-Policy"] == '"submissions";q=5;w=1'
+    assert answer.headers["RateLimit"].startswith('"submissions";r=0;t=')
+
+
+async def test_a_batch_of_a_tenant_without_a_rate_has_no_such_header(api: Door) -> None:
+    answer = await api.client.post("/openapi/jobs/batch", json={"jobs": [body_of()]})
+    assert "RateLimit" not in answer.headers
+
+
+async def test_of_a_high_rate_a_little_is_taken_ahead_and_no_more_let_in(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = 200.0
+    await limit(api, submissionsPerSecond=rate)
+    taken: list[int] = []
+    take = SubmissionQuota._take
+
+    async def noted(self: SubmissionQuota, tenant_id: int, each: float, wanted: int) -> Taken:
+        taken.append(wanted)
+        return await take(self, tenant_id, each, wanted)
+
+    monkeypatch.setattr(SubmissionQuota, "_take", noted)
+    monkeypatch.setattr(submission_quota, "AHEAD_KEPT_SECONDS", 60.0)
+    began = time.monotonic()
+    first = await submit_all(api, 20)
+    assert {answer.status_code for answer in first} == {202}
+    # One that asks and four ahead, which is what 20 ms bring.
+    assert taken == [5] * 4
+    left = [int(one.headers["RateLimit"].split(";")[1].removeprefix("r=")) for one in first]
+    assert all(later <= one + 1 for one, later in pairwise(left[:5])), left
+    codes = Counter(one.status_code for one in first)
+    while codes[429] == 0:
+        answers = await asyncio.gather(*(api.submit() for _ in range(80)))
+        codes.update(answer.status_code for answer in answers)
+    assert codes[202] <= rate + rate * (time.monotonic() - began) + 1
+    assert set(codes) == {202, 429}
+
+
+async def test_what_was_taken_ahead_is_given_up_when_it_is_old_or_the_rate_changes(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission_quota, "AHEAD_KEPT_SECONDS", 0.0)
+    await limit(api, submissionsPerSecond=100.0)
+    quota = api.parts.submitter._quota
+    assert (await api.submit()).status_code == 202
+    (ahead,) = quota._ahead.values()
+    assert ahead.count == 2
+    assert ahead.spend(1, 100.0) is None
+    monkeypatch.setattr(submission_quota, "AHEAD_KEPT_SECONDS", 60.0)
+    assert (await api.submit()).status_code == 202
+    (ahead,) = quota._ahead.values()
+    assert ahead.spend(1, 99.0) is None
+    assert ahead.spend(3, 100.0) is None
+    assert ahead.spend(2, 100.0) is not None
+    assert ahead.spend(1, 100.0) is None
+
+
+async def test_only_those_wait_for_a_count_for_whom_what_is_known_would_not_do(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await limit(api, waitingJobs=10)
+    assert (await api.submit()).status_code == 202
+    (counted,) = api.parts.submitter._quota._counted.values()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*given: Any, **named: Any) -> int:
+        asked.set()
+        await go_on.wait()
+        return await count_waiting(*given, **named)
+
+    monkeypatch.setattr(submission_quota, "count_waiting", slow)
+    counted.until = 0.0
+    assert (await api.submit()).status_code == 202
+    await asked.wait()
+    batch = {"jobs": [body_of() for _ in range(9)]}
+    waits = asyncio.ensure_future(api.client.post("/openapi/jobs/batch", json=batch))
+    assert (await api.submit()).status_code == 202
+    assert not waits.done()
+    go_on.set()
+    statuses = [one["httpStatus"] for one in (await waits).json()["items"]]
+    # Three of ten wait; one of them may be counted twice, since it came while it was counted.
+    assert statuses.count(202) in (6, 7)
+    counted.until = counted.at_last = 0.0
+    assert (await api.client.post("/openapi/jobs/batch", json=batch)).status_code == 200
+    assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") <= 10
 
 
 async def test_those_who_come_at_once_share_what_there_is(api: Door) -> None:

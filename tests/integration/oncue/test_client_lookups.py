@@ -194,6 +194,29 @@ async def test_a_job_is_revised_if_it_is_as_it_was_seen_async(sdk_platform: Plat
         assert (await client.wait(job, timeout=30)).result == [2]
 
 
+def test_keys_are_given_changed_and_taken_away(sdk_platform: Platform) -> None:
+    with Client(sdk_platform.url) as client:
+        job = client.submit("echo", 1, interval=3600, concurrency_key="c", concurrency_limit=2)
+        assert (job.concurrency_key, job.concurrency_limit) == ("c", 2)
+        changed = client.revise(
+            job,
+            concurrency_key=None,
+            concurrency_limit=None,
+            rate_key="mail",
+            rate_per_second=0.5,
+        )
+        assert (changed.concurrency_key, changed.concurrency_limit) == (None, None)
+        assert (changed.rate_key, changed.rate_per_second) == ("mail", 0.5)
+        assert client.cancel(job).status == "CANCELLED"
+
+
+def test_a_tenant_is_limited_in_what_it_stores(sdk_platform: Platform) -> None:
+    with Client(sdk_platform.url) as client:
+        limited = client.change_tenant(0, limits={"stored_bytes": 10**12})
+        assert limited.limits.stored_bytes == 10**12
+        assert client.change_tenant(0, limits={"stored_bytes": None}).limits.stored_bytes is None
+
+
 def test_a_job_is_explained(sdk_platform: Platform) -> None:
     with Client(sdk_platform.url) as client:
         job = client.submit("fail", {"message": "boom"}, max_retry=1, retry_interval=3600)

@@ -180,6 +180,15 @@ def test_what_a_tenant_gets_of_workers_of_its_own_is_not_held_against_it() -> No
     assert abs(got[shared_2] - 50) <= 1
 
 
+@pytest.mark.parametrize(("left", "alone"), [(10, True), (9, False), (0, False)])
+def test_a_lone_tenant_with_room_for_all_is_lined_up_as_one_without_a_quota(
+    left: int, alone: bool
+) -> None:
+    line = lined_up(flood(1, 10), Shares(), quotas={1: Quota(left, may_borrow=False)})
+    assert isinstance(line, OneTenantsLine) is alone
+    assert len(dealt(line, 12)) == left
+
+
 def test_without_a_quota_left_a_tenant_gets_what_nobody_else_wants() -> None:
     quotas = {1: Quota(left=2, may_borrow=True)}
     order = dealt(lined_up(flood(1, 10, priority=9) + flood(2, 4), Shares(), quotas=quotas), 12)
