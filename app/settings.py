@@ -69,6 +69,9 @@ class Settings(BaseSettings):
         description="seal secrets at rest; a comma list of Fernet keys: the first seals, all open",
     )
     balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
+    dispatch_partitions: int = Field(
+        1, ge=1, le=64, description="over so many partitions new jobs are spread, each with a lock"
+    )
     lock_seconds: float = Field(6.0, ge=1, le=60, description="life of the dispatch lock")
     claim_batch: int = Field(200, ge=1, le=500, description="most tasks claimed in a transaction")
     priority_ageing_seconds: float = Field(

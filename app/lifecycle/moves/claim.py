@@ -171,7 +171,8 @@ _CLAIM: Final = {
             f"AND j.next_trigger_time <= {NOW_MS[sqlite]} + :ahead "
             "AND j.stopping_execution_id IS NULL AND (j.expires_at IS NULL OR j.attempt > 0 "
             "OR (j.expires_at > :now AND j.expires_at > j.next_trigger_time)) "
-            "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
+            "AND EXISTS (SELECT 1 FROM dispatch_term "
+            "WHERE partition_no = :partition AND term = :term)"
         ),
     )
     for sqlite in (True, False)
@@ -221,10 +222,13 @@ async def claim(
     *,
     token: str,
     term: int,
+    partition: int = 0,
     ahead_ms: int = 0,
     later: list[Claimable] | None = None,
 ) -> list[Claimed]:
     """Claim what is still free of `assignments`, and return exactly what this call won.
+
+    All of them are of the partition whose lock has the `term`.
 
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
     same token: what an earlier, unacknowledged commit won is returned again. What is due within
@@ -238,7 +242,7 @@ async def claim(
     keyed = [row for row in free if row["concurrency_key"] or row["rate_key"]]
     if keyed:
         free = await _within_keys(
-            connection, database, free, keyed, wanted, term=term, now=now, later=later
+            connection, database, free, keyed, wanted, fence=(partition, term), now=now, later=later
         )
     won = 0
     if free:
@@ -250,6 +254,7 @@ async def claim(
                 ),
                 "token": token,
                 "term": term,
+                "partition": partition,
                 "now": now,
                 "ahead": ahead_ms,
             },
@@ -280,7 +285,7 @@ async def _within_keys(
     keyed: Sequence[RowMapping],
     wanted: Mapping[int, Assignment],
     *,
-    term: int,
+    fence: tuple[int, int],
     now: int,
     later: list[Claimable] | None,
 ) -> list[RowMapping]:
@@ -288,7 +293,8 @@ async def _within_keys(
     # What the claim would not win anyway must not use up what the keys allow.
     current = [row for row in keyed if row["version"] == wanted[row["id"]].version]
     kept: set[int] = set()
-    if current and await read_term(connection) == term:
+    partition, term = fence
+    if current and await read_term(connection, partition) == term:
         within = await keep_within(connection, database, [dict(row) for row in current], now=now)
         kept = {row["id"] for row in within.kept}
         if later is not None:
