@@ -147,6 +147,7 @@ def build_parts(ground: Ground) -> Parts:
     limits = LimitBook(ground.database, ground.bus)
     prober = Prober(ground, roster)
     sender = Sender(ground, seats, roster, queues, settler, dresser)
+    standing = Standing(ground, lock, roster)
     admission = Admission(ground.settings, ground.metrics)
     loop = DispatchLoop(ground, seats, roster, queues, prober, sender, limits)
 
@@ -176,7 +177,7 @@ def build_parts(ground: Ground) -> Parts:
         handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock, lambda: admission.is_strained or loop.tempo.is_slow),
         sweeper=Sweeper(ground, lock),
-        standing=Standing(ground, lock, roster),
+        standing=standing,
         gate=Gate(ground, keys, tokens),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
         pulse=Pulse(ground),
@@ -363,7 +364,9 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
             logs=RunLogs(parts.ground),
         )
     )
-    app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
+    app.include_router(
+        health_routes(_checks(parts), lambda: _render_metrics(parts), parts.standing.name)
+    )
     require_roles(app)
     install_document(app)
     _shorten(app, edge, parts.admission)
@@ -441,7 +444,7 @@ async def _render_metrics(parts: Parts) -> bytes:
     metrics.backlog.set(parts.submitter.backlog)
     metrics.expected_wait.set(parts.admission.wait_seconds)
     metrics.long_polls.set(parts.waiters.count)
-    metrics.partitions_held.set(len(parts.seats.terms))
+    metrics.partitions_held.labels(parts.standing.name).set(len(parts.seats.terms))
     metrics.skew.set(parts.ground.clock.skew_ms / 1000)
     with suppress(DatabaseUnavailable, TimeoutError):
         # Without the database the last counts stand; the other metrics are still served.

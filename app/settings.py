@@ -45,6 +45,15 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    processes: int = Field(
+        1, ge=1, le=64, description="so many dispatcher processes behind the port"
+    )
+    process_ports: int = Field(
+        0,
+        ge=0,
+        le=65_472,
+        description="of several processes each also listens alone, from this port on; 0: none does",
+    )
     no_dispatch: bool = Field(False, description="true: serve the API only")
     api_keys: SecretStr = Field(
         SecretStr(""),

@@ -93,7 +93,8 @@ class Standing:
         self._lock = lock
         self._roster = roster
         self._dispatches = not ground.settings.no_dispatch
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        """What distinguishes this process: host:pid."""
         self._processes, self._view = _keys(ground.settings.redis_prefix)
         self._loop = Loop("standing", self._step, expected=REDIS_ERRORS)
 
@@ -113,7 +114,7 @@ class Standing:
     def note(self) -> DispatcherNote:
         """Describe this dispatcher as it is now."""
         return DispatcherNote(
-            name=self._name,
+            name=self.name,
             dispatches=self._dispatches,
             term=self._lock.term,
             skew_ms=round(self._clock.skew_ms),

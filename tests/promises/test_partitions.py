@@ -1,0 +1,113 @@
+"""Partitions: each job runs once and none is lost while dispatchers share, come, go and stop."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from app.jobs.check import partition_of
+from tests.integration.app.rig import opened, rows_of
+from tests.support.engines import Engine
+from tests.support.processes import NewPlatform, Platform
+from tests.support.wait import until, until_async
+
+PARTITIONS = 8
+LIFE = 2
+SETTINGS = {
+    "ONCUE_DISPATCH_PARTITIONS": str(PARTITIONS),
+    "ONCUE_LOCK_SECONDS": str(LIFE),
+}
+
+
+def submitted(platform: Platform, count: int, **fields: Any) -> list[int]:
+    """Submit jobs of some milliseconds each, in any order."""
+    with ThreadPoolExecutor(4) as pool:
+        return list(
+            pool.map(
+                lambda number: platform.submit(
+                    "record", {"ms": 5 + number % 40}, maxRetry=0, **fields
+                ),
+                range(count),
+            )
+        )
+
+
+def held_by(platform: Platform, number: int) -> int:
+    """How many partitions a dispatcher says that it holds."""
+    text = platform.http.get(f"{platform.dispatcher_urls[number - 1]}/metrics").text
+    (line,) = [
+        one for one in text.splitlines() if one.startswith("oncue_dispatch_partitions_held{")
+    ]
+    return int(float(line.split()[1]))
+
+
+def shares_are(
+    platform: Platform,
+    expected: list[int],
+    *,
+    of: tuple[int, ...] = (1, 2, 3, 4),
+    timeout: int = 60,
+) -> None:
+    """Return once these dispatchers hold so many partitions, the most first."""
+    until(
+        lambda: sorted((held_by(platform, one) for one in of), reverse=True) == expected,
+        timeout,
+        what=f"shares of {expected}",
+    )
+
+
+@pytest.mark.timeout(500)
+async def test_each_job_runs_once_while_dispatchers_come_go_and_stand_still(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    dice = random.Random(8)
+    platform = new_platform(engine, dispatchers=4, environment=SETTINGS).start(workers=2)
+    shares_are(platform, [2, 2, 2, 2])
+    # The first one is asked by this test, and stays.
+    others = [platform.services[f"dispatcher-{number}"] for number in (2, 3, 4)]
+    ids: list[int] = []
+    ids += submitted(platform, 120)
+    others[0].kill()
+    ids += submitted(platform, 120)
+    assert others[1].terminate() == 0
+    ids += submitted(platform, 60, delayMs=dice.randrange(500, 1500))
+    shares_are(platform, [4, 4], of=(1, 4))
+    if engine.name == "mariadb+redis":
+        # One that stands still in the middle of a write to SQLite keeps the lock of the whole file.
+        others[2].freeze()
+        ids += submitted(platform, 120)
+        shares_are(platform, [8], of=(1,))
+        others[2].thaw()
+    others[0].start()
+    ids += submitted(platform, 60)
+    others[1].start()
+    ids += submitted(platform, 120)
+    shares_are(platform, [2, 2, 2, 2])
+
+    async with opened(engine) as database:
+
+        async def open_jobs() -> bool:
+            (row,) = await rows_of(
+                database, "SELECT COUNT(*) AS open FROM job_info WHERE status IN (0, 1)"
+            )
+            return bool(row["open"] == 0)
+
+        await until_async(open_jobs, 120, what="every job to end")
+        ended = await rows_of(database, "SELECT id, status, attempt FROM job_info ORDER BY id")
+        assert [row["id"] for row in ended] == sorted(ids)
+        assert {(row["status"], row["attempt"]) for row in ended} == {(2, 1)}
+        starts = Counter(line.job_id for line in platform.record() if line.event == "start")
+        assert starts == dict.fromkeys(ids, 1)
+        parts = await rows_of(
+            database,
+            "SELECT q.partition_no, j.tenant_id, j.client_request_id FROM job_info AS j "
+            "JOIN queue AS q ON q.id = j.queue_id",
+        )
+        assert {row["partition_no"] for row in parts} == set(range(PARTITIONS))
+        for row in parts:
+            key = (row["tenant_id"], row["client_request_id"])
+            assert row["partition_no"] == partition_of(*key, PARTITIONS)
