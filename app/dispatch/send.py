@@ -341,9 +341,12 @@ class Sender:
                     execution_id=answer.execution_id,
                     owner=answer.owner_execution_id,
                 )
-        # Slots may have come free without the worker's count falling: let the loop look.
+        # Slots may have come free without the worker's count falling: let the loop look. Others
+        # that send to the same worker must know what it holds now.
         self._bus.publish(
-            LOAD, [worker_id, response.load.seq, response.load.active], here_only=True
+            LOAD,
+            [worker_id, response.load.seq, response.load.active],
+            here_only=self._roster.portion is None,
         )
         if begun:
             self._tasks.start(self._tell_starts(begun), name=f"tell starts {worker_id}")

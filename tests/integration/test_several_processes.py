@@ -1,4 +1,4 @@
-"""`oncue dispatcher --processes N`: several dispatchers behind one port, kept running by another."""
+"""`oncue dispatcher --processes N`: several behind one port, kept running by another process."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.jobs.check import partition_of
+from app.lifecycle.states import ExecutionStatus
 from tests.integration.app.rig import opened, rows_of
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Platform
@@ -111,3 +112,58 @@ async def test_each_job_runs_once_while_dispatchers_come_go_and_stand_still(
         for row in parts:
             key = (row["tenant_id"], row["client_request_id"])
             assert row["partition_no"] == partition_of(*key, PARTITIONS)
+
+
+def peaks(platform: Platform) -> dict[str, int]:
+    """How many runs each worker had at once at most, by what the handlers noted."""
+    running: Counter[str] = Counter()
+    peak: Counter[str] = Counter()
+    for line in sorted(platform.record(), key=lambda one: one.monotonic):
+        running[line.worker] += 1 if line.event == "start" else -1
+        peak[line.worker] = max(peak[line.worker], running[line.worker])
+    return dict(peak)
+
+
+@pytest.mark.timeout(300)
+async def test_dispatchers_that_share_workers_use_every_slot_and_no_more(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    capacities = {"one": 1, "other": 1, "wide": 5}
+    platform = new_platform(engine, dispatchers=4, environment=SETTINGS).start(workers=0)
+    shares_are(platform, [2, 2, 2, 2])
+    for name, capacity in capacities.items():
+        platform.worker(name, capacity=capacity)
+    platform.wait_for_workers(len(capacities))
+    ids = [platform.submit("record", {"ms": 100}, maxRetry=0) for _ in range(150)]
+    for job_id in ids:
+        assert platform.ended(job_id, 90)["status"] == "SUCCEEDED"
+    assert peaks(platform) == capacities
+    starts = Counter(line.job_id for line in platform.record() if line.event == "start")
+    assert starts == dict.fromkeys(ids, 1)
+    async with opened(engine) as database:
+        jobs = await rows_of(database, "SELECT DISTINCT attempt, returned FROM job_info")
+        # What found its worker full has cost no attempt, and may be given back as often as before.
+        assert jobs == [{"attempt": 1, "returned": 0}]
+        (refused,) = await rows_of(
+            database,
+            f"SELECT COUNT(*) AS runs FROM job_log WHERE status = {int(ExecutionStatus.RETURNED)}",
+        )
+        assert refused["runs"] < len(ids) / 3
+
+
+@pytest.mark.timeout(300)
+async def test_one_partition_that_has_all_the_work_gets_every_slot(
+    sqlite_engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(sqlite_engine, dispatchers=4, environment=SETTINGS).start(workers=0)
+    shares_are(platform, [2, 2, 2, 2])
+    platform.worker("wide", capacity=8)
+    platform.wait_for_workers(1)
+    requests = [f"r{number}" for number in range(600) if partition_of(0, f"r{number}", 8) == 5]
+    ids = [
+        platform.submit("record", {"ms": 1500}, maxRetry=0, clientRequestId=one)
+        for one in requests[:24]
+    ]
+    for job_id in ids:
+        assert platform.ended(job_id, 90)["status"] == "SUCCEEDED"
+    assert peaks(platform) == {"wide": 8}
