@@ -119,7 +119,6 @@ def dispatcher(
             max=64,
         ),
     ] = None,
-    listen_fds: Annotated[str | None, typer.Option(hidden=True, envvar="ONCUE_LISTEN_FDS")] = None,
 ) -> None:
     """Run a dispatcher, or several: the API and, for the holder of a lock, dispatch."""
     settings = _settings(host=host, port=port, no_dispatch=no_dispatch or None, processes=processes)
@@ -129,7 +128,7 @@ def dispatcher(
     from app.serve import run, serve
     from app.supervise import inherited_sockets
 
-    sockets = None if listen_fds is None else inherited_sockets(listen_fds)
+    sockets = inherited_sockets(os.environ)
     _started_by(lambda: run(lambda: serve(settings, sockets=sockets)))
 
 

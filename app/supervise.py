@@ -38,9 +38,10 @@ class CannotListen(Exception):
     """The port cannot be had; the message is one sentence for the operator."""
 
 
-def inherited_sockets(told: str) -> list[socket.socket]:
-    """Return the listening sockets whose file descriptors are in a comma list."""
-    return [socket.socket(fileno=int(one)) for one in told.split(",")]
+def inherited_sockets(environment: Mapping[str, str]) -> list[socket.socket] | None:
+    """Return the sockets on which a supervised process is to listen; None: it is not one."""
+    told = environment.get(LISTEN_VARIABLE)
+    return None if told is None else [socket.socket(fileno=int(one)) for one in told.split(",")]
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -68,14 +68,16 @@ async def open_partitions(
     """Take partitions into use; those that are stay as they are.
 
     The first is never opened here: its row comes with the schema, and one that is lost must be
-    seen.
+    seen. The others' terms begin with the time, so that a row which was lost never has a term again
+    that somebody may still believe to hold.
     """
     rows = [{"partition": one} for one in sorted(partitions) if one != FIRST]
     if rows:
         await connection.execute(
             text(
                 "INSERT INTO dispatch_term (partition_no, term, holder, since) "
-                "VALUES (:partition, 0, '', 0) " + database.keep_first("partition_no")
+                f"VALUES (:partition, {database.now_ms}, '', 0) "
+                + database.keep_first("partition_no")
             ),
             rows,
         )
