@@ -11,7 +11,7 @@ import structlog
 
 from app.ground import Ground
 from app.lifecycle.term import FIRST, TermRowMissing, begin_term, read_term
-from app.plumbing.bus import LOCK
+from app.plumbing.bus import LOCK, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.plumbing.redis import REDIS_ERRORS
@@ -180,6 +180,8 @@ class DispatchLock:
         self._show(term)
         log.info("lock_held", partition=self.partition, term=term)
         self._changed.set()
+        # What dispatches for other partitions already sleeps until there is something to do.
+        self._bus.publish(WAKE, [], here_only=True)
 
     async def _extend(self) -> None:
         await asyncio.sleep(self._life / 3)

@@ -2,7 +2,7 @@
 
 Of a worker's slots each dispatcher has an equal part, and what is over goes round from turn to
 turn, so that a worker with one slot is everybody's in turn. The part is what one may always hold;
-what of the others' parts lies idle is divided in the same way, anew each turn.
+what of the others' parts has lain idle for a turn is divided in the same way, anew each turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Use:
     """How a dispatcher uses one worker: `own` runs that it sent there, as far as it knows.
 
     `budget` of the idle slots it may have this turn, counted from `own_then`, its runs at the
-    turn's start.
+    turn's start; `idle` slots were never used in this turn.
     """
 
     number: int
@@ -39,6 +39,7 @@ class Use:
     turn: int = -1
     own_then: int = 0
     budget: int = 0
+    idle: int = 0
 
     def allowed(self, portion: Portion, *, capacity: int, free: int, now_ms: float) -> int:
         """Return how many more of the `free` slots it may use now."""
@@ -47,7 +48,10 @@ class Use:
         if turn != self.turn:
             self.turn = turn
             self.own_then = self.own
-            self.budget = portion.part(free, turn=shifted)
+            self.budget = portion.part(min(self.idle, free), turn=shifted)
+            self.idle = free
+        # A slot that was free for a moment only is its owner's: whoever is busy fills it at once.
+        self.idle = min(self.idle, free)
         entitled = portion.part(capacity, turn=shifted) - self.own
         lent = self.own_then + self.budget - max(self.own, self.own_then)
         return max(0, min(free, max(entitled, lent)))

@@ -194,7 +194,7 @@ class Roster:
     def _free(self, worker: LiveWorker) -> int:
         capacity = worker.node.capacity
         free = max(0, capacity - worker.live_active)
-        if self.portion is None or not free:
+        if self.portion is None:
             return free
         use = worker.use = worker.use or Use(crc32(worker.node.worker_id.encode()))
         return use.allowed(self.portion, capacity=capacity, free=free, now_ms=self._now_ms())

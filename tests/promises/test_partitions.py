@@ -12,6 +12,8 @@ import pytest
 from app.jobs.check import partition_of
 from app.lifecycle.states import ExecutionStatus
 from tests.integration.app.rig import opened, rows_of
+from tests.promises.test_p9_tenants import begun as begun_by
+from tests.promises.test_p9_tenants import platform_with_keys, submit_many, tenant
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Platform
 from tests.support.wait import until, until_async
@@ -167,3 +169,77 @@ async def test_one_partition_that_has_all_the_work_gets_every_slot(
     for job_id in ids:
         assert platform.ended(job_id, 90)["status"] == "SUCCEEDED"
     assert peaks(platform) == {"wide": 8}
+
+
+@pytest.mark.timeout(300)
+async def test_jobs_of_a_partition_begin_by_priority_and_their_age(
+    sqlite_engine: Engine, new_platform: NewPlatform
+) -> None:
+    two = {**SETTINGS, "ONCUE_DISPATCH_PARTITIONS": "2"}
+    platform = new_platform(sqlite_engine, dispatchers=3, environment=two)
+    platform.dispatcher(1, "--no-dispatch")
+    dice = random.Random(2)
+    priority: dict[int, int] = {}
+    partition: dict[int, int] = {}
+    for number in range(60):
+        chosen = dice.randrange(10)
+        request = f"p{number}"
+        job_id = platform.submit("record", {"ms": 20}, priority=chosen, clientRequestId=request)
+        priority[job_id], partition[job_id] = chosen, partition_of(0, request, 2)
+    for number in (2, 3):
+        platform.dispatcher(number)
+    shares_are(platform, [1, 1], of=(2, 3))
+    # Each of the two has a slot of its own.
+    platform.worker(capacity=2)
+    for job_id in priority:
+        assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
+    starts = [line for line in platform.record() if line.event == "start"]
+    begun = [line.job_id for line in sorted(starts, key=lambda line: line.monotonic)]
+    for one in (0, 1):
+        own = [job_id for job_id in begun if partition[job_id] == one]
+        assert own == sorted(own, key=lambda job_id: (-priority[job_id], job_id))
+
+
+@pytest.mark.timeout(300)
+async def test_tenants_get_their_shares_in_each_partition(
+    sqlite_engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = platform_with_keys(
+        sqlite_engine, new_platform, capacity=4, dispatchers=2, environment=SETTINGS
+    )
+    platform.dispatcher(2)
+    shares_are(platform, [4, 4], of=(1, 2))
+    with tenant(platform, "heavy", weight=3) as heavy, tenant(platform, "light") as light:
+        submit_many(light, 300, name="light", priority=9)
+        heavies = set(submit_many(heavy, 300, name="heavy", priority=0))
+        first = until(
+            lambda: next((n for n, one in enumerate(begun_by(platform)) if one in heavies), None),
+            30,
+            what="the heavier one's jobs to begin",
+        )
+        until(lambda: len(begun_by(platform)) >= first + 120, 60, what="both to be worked on")
+        both = begun_by(platform)[first : first + 120]
+        share = sum(one in heavies for one in both) / len(both)
+        assert 0.65 <= share <= 0.85, share
+
+
+@pytest.mark.timeout(300)
+async def test_jobs_of_partitions_that_a_lower_number_leaves_behind_are_run(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(engine, environment={"ONCUE_LOCK_SECONDS": str(LIFE)})
+    many = {"ONCUE_DISPATCH_PARTITIONS": str(PARTITIONS)}
+    platform.dispatcher(1, "--no-dispatch", environment=many)
+    ids = submitted(platform, 40)
+    ids.append(platform.submit("record", intervalMs=200, maxFires=3))
+    platform.dispatcher(1)
+    platform.worker()
+    for job_id in ids:
+        assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
+    # Raised again, what is there and what comes new is run.
+    platform.dispatcher(1, environment={"ONCUE_DISPATCH_PARTITIONS": "11"})
+    for job_id in submitted(platform, 40):
+        assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
+    assert held_by(platform, 1) == 11
+    starts = Counter(line.job_id for line in platform.record() if line.event == "start")
+    assert set(starts.values()) == {1}

@@ -56,11 +56,21 @@ def test_one_that_has_all_the_work_gets_every_slot_within_some_turns(
     capacity: int, of: int, number: int
 ) -> None:
     use, portion = Use(number), Portion(0, of)
-    for turn in range(of * capacity):
+    for turn in range(of * capacity + 1):
         use.own += use.allowed(
             portion, capacity=capacity, free=capacity - use.own, now_ms=turn * TURN_MS
         )
     assert use.own == capacity
+
+
+def test_a_slot_that_its_owner_fills_again_and_again_is_not_lent() -> None:
+    use, portion = Use(0, own=1), Portion(0, 2)
+    asked = []
+    for turn in range(10):
+        # The other's run has ended as the turn begins; in the midst of it the next one runs.
+        asked.append(use.allowed(portion, capacity=2, free=1, now_ms=turn * TURN_MS))
+        asked.append(use.allowed(portion, capacity=2, free=0, now_ms=turn * TURN_MS + 50))
+    assert sum(asked) == 0
 
 
 def test_a_slot_that_was_lent_is_taken_by_whose_it_is_when_it_is_free_again() -> None:
