@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
     processes: int = Field(
-        1, ge=1, le=64, description="so many dispatcher processes behind the port"
+        1, ge=1, le=64, description="`oncue dispatcher` runs so many processes behind the port"
     )
     process_ports: int = Field(
         0,

@@ -73,7 +73,6 @@ class Seats:
         self._seen: frozenset[int] = frozenset(range(self._wanted))
         self._is_open = self._wanted == 1
         self._announced = False
-        self._starts = False
         self._leaving: set[int] = set()
         self._look = asyncio.Event()
         self.first = DispatchLock(ground, token=self._token, wanted=self._wanted == 1)
@@ -113,9 +112,7 @@ class Seats:
 
     def start(self) -> None:
         """Start competing for locks."""
-        self._starts = True
-        for lock in self._locks.values():
-            lock.start()
+        self.first.start()
         self._loop.start()
 
     async def stop(self) -> None:
@@ -137,9 +134,10 @@ class Seats:
             else:
                 await self._share(sorted(partitions))
         except (DatabaseUnavailable, *REDIS_ERRORS):
-            # One that cannot dispatch must not be counted on.
-            self._want(())
-            await self._withdraw()
+            if self.are_many:
+                # One that cannot dispatch must not be counted on.
+                self._want(())
+                await self._withdraw()
             raise
         await self._wait(TRY_SECONDS)
 
@@ -198,8 +196,7 @@ class Seats:
                 lock = self._locks[partition] = DispatchLock(
                     self._ground, partition, token=self._token, changed=self.changed, wanted=False
                 )
-                if self._starts:
-                    lock.start()
+                lock.start()
         for partition, lock in self._locks.items():
             lock.want(partition in partitions)
 
@@ -215,7 +212,6 @@ class Seats:
 
     async def _withdraw(self) -> None:
         """Be counted no longer, as far as Redis can be told."""
-        self.portion = None
         if not self._announced:
             return
         self._announced = False

@@ -427,7 +427,7 @@ class Sender:
 
     def _counts(self, reason: str) -> bool:
         """Tell whether a refusal counts: not where others may have filled the worker meanwhile."""
-        return reason != RejectReason.FULL or self._roster.portion is None
+        return reason != RejectReason.FULL or not self._seats.are_many
 
     def _stored_outcome(self, answer: RunAnswer, worker_id: str) -> Ending | None:
         """Return the end that a duplicate brought; what cannot be read here is reported yet."""

@@ -13,6 +13,9 @@ from typing import Final, NamedTuple
 TURN_MS: Final = 100
 """So long a turn lasts. All count turns by the database's clock, so that they go round together."""
 
+SCATTER: Final = 0x9E3779B1
+"""Knuth's multiplicative hash: the golden ratio of 32 bits."""
+
 
 class Portion(NamedTuple):
     """One dispatcher's place, counted from 0, among `of` that send."""
@@ -21,9 +24,14 @@ class Portion(NamedTuple):
     of: int
 
     def part(self, slots: int, *, turn: int) -> int:
-        """Return its part of some slots; in each turn the parts of all are the slots."""
+        """Return its part of some slots; in each turn the parts of all are the slots.
+
+        In as many turns as there are places each has what is over equally often, and in another
+        order each time: runs that all take as long must not end in the same one's turn for ever.
+        """
         whole, over = divmod(slots, self.of)
-        return whole + ((self.place + turn) % self.of < over)
+        order = (turn // self.of * SCATTER % 2**32) >> 16
+        return whole + ((self.place + turn + order) % self.of < over)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,10 +18,26 @@ def test_in_each_turn_the_parts_are_all_slots_and_even(slots: int, of: int, turn
     assert max(parts) - min(parts) <= 1
 
 
-@given(of=few, place=st.integers(0, 63), turn=st.integers(0, 10**12))
-def test_a_single_slot_is_everybodys_in_turn(of: int, place: int, turn: int) -> None:
+@given(of=few, place=st.integers(0, 63), cycle=st.integers(0, 10**12))
+def test_a_single_slot_is_everybodys_in_turn(of: int, place: int, cycle: int) -> None:
     one = Portion(place % of, of)
-    assert sum(one.part(1, turn=turn + passed) for passed in range(of)) == 1
+    assert sum(one.part(1, turn=cycle * of + passed) for passed in range(of)) == 1
+
+
+@pytest.mark.parametrize("of", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("period", [1, 4, 10, 16, 20, 25, 100])
+def test_runs_of_any_one_length_do_not_always_end_in_the_same_ones_turn(
+    of: int, period: int
+) -> None:
+    gets = [
+        sum(
+            Portion(place, of).part(1, turn=17_000_000_000 + number * period)
+            for number in range(400)
+        )
+        for place in range(of)
+    ]
+    assert sum(gets) == 400
+    assert min(gets) >= 400 / of / 2
 
 
 @given(of=few, partitions=few)
@@ -56,7 +73,7 @@ def test_one_that_has_all_the_work_gets_every_slot_within_some_turns(
     capacity: int, of: int, number: int
 ) -> None:
     use, portion = Use(number), Portion(0, of)
-    for turn in range(of * capacity + 1):
+    for turn in range(2 * of * capacity + 1):
         use.own += use.allowed(
             portion, capacity=capacity, free=capacity - use.own, now_ms=turn * TURN_MS
         )
@@ -75,7 +92,7 @@ def test_a_slot_that_its_owner_fills_again_and_again_is_not_lent() -> None:
 
 def test_a_slot_that_was_lent_is_taken_by_whose_it_is_when_it_is_free_again() -> None:
     borrower, owner = Use(0), Use(0)
-    turn = 4  # of two, place 0 has the odd slot of a worker with one in even turns
+    turn = next(one for one in range(4) if Portion(0, 2).part(1, turn=one))
     borrower.own = 1
     assert owner.allowed(Portion(0, 2), capacity=1, free=0, now_ms=turn * TURN_MS) == 0
     borrower.own = 0
