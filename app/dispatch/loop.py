@@ -171,6 +171,7 @@ class DispatchLoop:
                     lambda connection: read_queues(connection, after_id=after_id)
                 )
             )
+            self._seats.notice(self._queues.partitions)
         self._roster.refresh(await self._database.read(read_nodes))
         if terms := self._seats.terms:
             self._prober.clear_suspects(*min(terms.items()))

@@ -121,6 +121,8 @@ class QueueBook:
         self._by_tenant: dict[int, list[int]] = {}
         self._held: list[QueueState] = []
         self._partitions: Container[int] = (FIRST,)
+        self.partitions: set[int] = set()
+        """Those that have a queue, whoever serves them."""
         self._newest_id = 0
         self._whole_until = float("-inf")
         self.complete = False
@@ -145,6 +147,7 @@ class QueueBook:
                 state = self._states[row.queue_id] = QueueState(row)
                 self._by_handler.setdefault(row.job_handler, []).append(state)
                 self._by_tenant.setdefault(row.tenant_id, []).append(row.queue_id)
+                self.partitions.add(row.partition)
         self.complete = True
 
     def forget_positions(self) -> None:

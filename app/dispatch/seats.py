@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,6 +99,11 @@ class Seats:
     def are_many(self) -> bool:
         """Whether others may claim for the same tenants and workers."""
         return len(self._seen) > 1
+
+    def notice(self, partitions: Set[int]) -> None:
+        """Look at once if one of these is not known: a process that wants more has opened it."""
+        if not partitions <= self._seen:
+            self._look.set()
 
     def term_of(self, partition: int) -> int | None:
         """Return the term of a partition while its lock is held, else None."""

@@ -227,15 +227,17 @@ async def test_tenants_get_their_shares_in_each_partition(
 async def test_jobs_of_partitions_that_a_lower_number_leaves_behind_are_run(
     engine: Engine, new_platform: NewPlatform
 ) -> None:
-    platform = new_platform(engine, environment={"ONCUE_LOCK_SECONDS": str(LIFE)})
+    platform = new_platform(engine, dispatchers=2, environment={"ONCUE_LOCK_SECONDS": str(LIFE)})
     many = {"ONCUE_DISPATCH_PARTITIONS": str(PARTITIONS)}
     platform.dispatcher(1, "--no-dispatch", environment=many)
     ids = submitted(platform, 40)
     ids.append(platform.submit("record", intervalMs=200, maxFires=3))
-    platform.dispatcher(1)
+    platform.dispatcher(2)
     platform.worker()
     for job_id in ids:
         assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
+    assert held_by(platform, 2) == PARTITIONS
+    assert platform.services["dispatcher-2"].terminate() == 0
     # Raised again, what is there and what comes new is run.
     platform.dispatcher(1, environment={"ONCUE_DISPATCH_PARTITIONS": "11"})
     for job_id in submitted(platform, 40):
@@ -243,3 +245,19 @@ async def test_jobs_of_partitions_that_a_lower_number_leaves_behind_are_run(
     assert held_by(platform, 1) == 11
     starts = Counter(line.job_id for line in platform.record() if line.event == "start")
     assert set(starts.values()) == {1}
+
+
+@pytest.mark.timeout(300)
+async def test_a_partition_that_another_opens_is_served_within_seconds(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(engine, dispatchers=2)
+    platform.dispatcher(2)
+    platform.worker()
+    many = {"ONCUE_DISPATCH_PARTITIONS": str(PARTITIONS)}
+    platform.dispatcher(1, "--no-dispatch", environment=many)
+    platform.wait_for_workers(1)
+    until(lambda: held_by(platform, 2) == 1, 30, what="the one partition to be held")
+    for job_id in submitted(platform, 30):
+        assert platform.ended(job_id, 20)["status"] == "SUCCEEDED"
+    assert held_by(platform, 2) == PARTITIONS
