@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 2048
 REFUSED: Final = 2
+TERMINATED: Final = 128 + signal.SIGTERM
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 30.0
 STANDS_SECONDS: Final = 10.0
@@ -100,8 +101,10 @@ class Supervisor:
             began = time.monotonic()
             code = await self._run_one(number, sockets)
             if self._stopping.is_set():
-                # Ended as it was told to; what went wrong in that is ours to tell.
-                self._code = self._code or (code if code >= 0 else 1)
+                # What went wrong in ending is ours to tell; one that had not begun to serve yet
+                # ends by the signal itself.
+                if code not in (0, -signal.SIGTERM, TERMINATED):
+                    self._code = self._code or (code if code > 0 else 1)
                 return
             seconds = time.monotonic() - began
             log.warning(

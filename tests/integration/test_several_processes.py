@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,6 +54,22 @@ def answering(url: str, pids: Callable[[], set[int]]) -> set[int]:
     return seen
 
 
+def ports_in_a_row(count: int) -> int:
+    """Return the first of so many free ports."""
+
+    def found() -> int | None:
+        first = free_port()
+        with ExitStack() as taken:
+            try:
+                for port in range(first, first + count):
+                    taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                return None
+        return first
+
+    return until(found, what=f"{count} free ports in a row")
+
+
 def several(platform: Platform, *flags: str, **environment: str) -> Service:
     return platform.dispatcher(
         1, "--processes", str(PROCESSES), *flags, environment=environment or None
@@ -96,7 +112,7 @@ def test_all_answer_one_that_is_killed_is_replaced_and_sigterm_drains_all(
 def test_they_share_the_partitions_and_each_is_asked_at_a_port_of_its_own(
     sqlite_platform: Platform,
 ) -> None:
-    own = free_port()
+    own = ports_in_a_row(PROCESSES)
     service = several(sqlite_platform, ONCUE_DISPATCH_PARTITIONS="6", ONCUE_PROCESS_PORTS=str(own))
     urls = [f"http://127.0.0.1:{own + number}" for number in range(PROCESSES)]
 

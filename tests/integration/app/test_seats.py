@@ -164,6 +164,23 @@ async def test_one_that_cannot_reach_the_database_leaves_no_partition_without_a_
         await shared([one, other], [4, 4], 30)
 
 
+async def test_with_one_partition_its_lock_is_taken_again_when_the_database_is_back(
+    migrated_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with members(migrated_engine, 1, partitions=1) as (one,):
+        await shared([one], [1])
+
+        async def refuse(*_: object) -> NoReturn:
+            raise DatabaseUnavailable("cut off")
+
+        with monkeypatch.context() as cut:
+            cut.setattr(one.ground.database, "read", refuse)
+            cut.setattr(one.ground.database, "write", refuse)
+            one.seats._look.set()
+            await shared([one], [0], 30)
+        await shared([one], [1], 30)
+
+
 async def test_a_partition_is_not_let_go_of_in_the_middle_of_a_claim(
     migrated_engine: Engine,
 ) -> None:
