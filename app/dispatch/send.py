@@ -421,6 +421,7 @@ class Sender:
         finally:
             for move in moves:
                 self._roster.answered(move.worker_id, move.execution_id)
+                self._roster.over(move.execution_id)
         self.send(moved)
         elsewhere = {run.job_id for run in moved}
         await self._give_back([run for run in runs if run.job_id not in elsewhere], reasons, fence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from app.fleet.balance import Slots
@@ -14,7 +14,16 @@ from app.lifecycle.requirement import meets
 from oncue.protocol import LEASE_SECONDS, Load, WorkerState
 
 SILENT_MS: Final = LEASE_SECONDS * 1000
-MOST_OWN: Final = 100_000
+LISTED_MS: Final = 2000
+"""What was sent so long before a beat, and is not listed in it, is over."""
+
+
+class OwnRun(NamedTuple):
+    """A run that this dispatcher sent, counted in the use of its worker since then (epoch ms)."""
+
+    worker_id: str
+    use: Use
+    since_ms: float
 
 
 @dataclass(slots=True)
@@ -51,7 +60,7 @@ class Roster:
         self._now_ms = now_ms
         self._workers: dict[str, LiveWorker] = {}
         self._by_handler: dict[str, list[LiveWorker]] = {}
-        self._own: dict[str, Use] = {}
+        self._own: dict[str, OwnRun] = {}
         self.portion: Portion | None = None
         """Which part of each worker's slots may be counted; None: all of them."""
 
@@ -72,6 +81,7 @@ class Roster:
         for worker in self._workers.values():
             for name in worker.node.handler_names:
                 self._by_handler.setdefault(name, []).append(worker)
+        self._forget_over()
 
     def seed(self, running: Mapping[str, int]) -> None:
         """Start a term from the RUNNING rows by owner: a beat may be older than they are."""
@@ -124,9 +134,9 @@ class Roster:
 
     def over(self, execution_id: str) -> None:
         """Count a run of this dispatcher no longer: it has ended, or was refused."""
-        use = self._own.pop(execution_id, None)
-        if use is not None:
-            use.own -= 1
+        run = self._own.pop(execution_id, None)
+        if run is not None:
+            run.use.own -= 1
 
     def doubt(self, worker_id: str) -> None:
         """Deal nothing to a worker that did not answer, until it does."""
@@ -200,14 +210,20 @@ class Roster:
         return use.allowed(self.portion, capacity=capacity, free=free, now_ms=self._now_ms())
 
     def _use(self, worker: LiveWorker, execution_id: str) -> None:
-        if execution_id in self._own:
-            return
-        if len(self._own) >= MOST_OWN:
-            # Ends that nobody told of: to count one too many costs a part of a worker.
-            self.over(next(iter(self._own)))
-        use = worker.use = worker.use or Use(crc32(worker.node.worker_id.encode()))
-        use.own += 1
-        self._own[execution_id] = use
+        if execution_id not in self._own:
+            use = worker.use = worker.use or Use(crc32(worker.node.worker_id.encode()))
+            use.own += 1
+            self._own[execution_id] = OwnRun(worker.node.worker_id, use, self._now_ms())
+
+    def _forget_over(self) -> None:
+        """Count no longer what the workers do not have: the word of its end may have been lost."""
+        for execution_id, run in list(self._own.items()):
+            worker = self._workers.get(run.worker_id)
+            if worker is None or (
+                run.since_ms < worker.node.last_heartbeat - LISTED_MS
+                and execution_id not in worker.node.held
+            ):
+                self.over(execution_id)
 
     def _ready(self, handler: str, requirement: str, seated: bool) -> list[LiveWorker]:
         oldest = self._oldest_beat()
