@@ -98,7 +98,9 @@ def up(
 
 @app.command(
     epilog=examples(
-        "oncue dispatcher", "oncue dispatcher --host 0.0.0.0 --port 8080", "oncue settings"
+        "oncue dispatcher",
+        "oncue dispatcher --host 0.0.0.0 --port 8080 --processes 4",
+        "oncue settings",
     )
 )
 def dispatcher(
@@ -108,13 +110,42 @@ def dispatcher(
         bool,
         typer.Option("--no-dispatch", help="Serve the API only.", envvar="ONCUE_NO_DISPATCH"),
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            help="So many dispatcher processes behind the port.",
+            envvar="ONCUE_PROCESSES",
+            min=1,
+            max=64,
+        ),
+    ] = None,
 ) -> None:
-    """Run a dispatcher: the API and, for the holder of the lock, dispatch."""
-    settings = _settings(host=host, port=port, no_dispatch=no_dispatch or None)
+    """Run a dispatcher, or several: the API and, for the holder of a lock, dispatch."""
+    settings = _settings(host=host, port=port, no_dispatch=no_dispatch or None, processes=processes)
     _logs(settings)
+    if settings.processes > 1:
+        sys.exit(_supervised(settings))
     from app.serve import run, serve
+    from app.supervise import inherited_sockets
 
-    _started_by(lambda: run(lambda: serve(settings)))
+    sockets = inherited_sockets(os.environ)
+    _started_by(lambda: run(lambda: serve(settings, sockets=sockets)))
+
+
+def _supervised(settings: Settings) -> int:
+    from app.supervise import CannotListen, supervise
+
+    try:
+        return supervise(
+            host=settings.host,
+            port=settings.port,
+            processes=settings.processes,
+            own_ports=settings.process_ports,
+            grace_seconds=settings.grace_seconds,
+            no_dispatch=settings.no_dispatch,
+        )
+    except CannotListen as error:
+        _refuse(str(error))
 
 
 @app.command(
@@ -420,3 +451,7 @@ def _without_password(address: str) -> str:
         return "(set)"
     secret = [name for name in url.query if "pass" in name.lower() or "secret" in name.lower()]
     return url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string()
+
+
+if __name__ == "__main__":
+    main()

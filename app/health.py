@@ -22,13 +22,16 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Each part and what is missing; `ready` only if nothing is."""
+    """Each part and what is missing; `ready` only if nothing is. `instance` is who answers."""
 
     ready: bool
     parts: dict[str, str]
+    instance: str
 
 
-def health_routes(checks: dict[str, Check], metrics: Callable[[], Awaitable[bytes]]) -> APIRouter:
+def health_routes(
+    checks: dict[str, Check], metrics: Callable[[], Awaitable[bytes]], instance: str
+) -> APIRouter:
     """Return the routes; a check gives None when its part is there, else what is wrong."""
     router = APIRouter(tags=["operations"])
 
@@ -48,7 +51,7 @@ def health_routes(checks: dict[str, Check], metrics: Callable[[], Awaitable[byte
         found = await asyncio.gather(*(_ask(check) for check in checks.values()))
         parts = {name: wrong or "ok" for name, wrong in zip(checks, found, strict=True)}
         ready = not any(found)
-        body: dict[str, Any] = {"ready": ready, "parts": parts}
+        body: dict[str, Any] = {"ready": ready, "parts": parts, "instance": instance}
         return Response(
             orjson.dumps(body), status_code=200 if ready else 503, media_type="application/json"
         )

@@ -31,6 +31,7 @@ from app.dispatch.loop import DispatchLoop
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.recover import Recovery
+from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
 from app.dispatch.standing import Standing
 from app.dispatch.stop import Stopper
@@ -108,6 +109,7 @@ class Parts:
     submitter: Submitter
     settler: Settler
     dresser: Dresser
+    seats: Seats
     lock: DispatchLock
     sender: Sender
     loop: DispatchLoop
@@ -140,14 +142,16 @@ def build_parts(ground: Ground) -> Parts:
     fleet = LiveFleet(ground)
     settler = Settler(ground)
     dresser = Dresser(ground)
-    lock = DispatchLock(ground)
+    seats = Seats(ground)
+    lock = seats.first
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
     limits = LimitBook(ground.database, ground.bus)
     prober = Prober(ground, roster)
-    sender = Sender(ground, lock, roster, queues, settler, dresser)
+    sender = Sender(ground, seats, roster, queues, settler, dresser)
+    standing = Standing(ground, lock, roster)
     admission = Admission(ground.settings, ground.metrics)
-    loop = DispatchLoop(ground, lock, roster, queues, prober, sender, limits)
+    loop = DispatchLoop(ground, seats, roster, queues, prober, sender, limits)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)
@@ -163,10 +167,11 @@ def build_parts(ground: Ground) -> Parts:
         submitter=Submitter(ground, fleet, limits),
         settler=settler,
         dresser=dresser,
+        seats=seats,
         lock=lock,
         sender=sender,
         loop=loop,
-        recovery=Recovery(ground, lock, sender, Deaths(ground, prober, settler)),
+        recovery=Recovery(ground, seats, queues, sender, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         unblocker=Unblocker(ground, lock),
@@ -175,7 +180,7 @@ def build_parts(ground: Ground) -> Parts:
         handover=Handover(ground, lock, roster, dresser),
         retention=Retention(ground, lock, lambda: admission.is_strained or loop.tempo.is_slow),
         sweeper=Sweeper(ground, lock),
-        standing=Standing(ground, lock, roster),
+        standing=standing,
         gate=Gate(ground, keys, tokens),
         clock_loop=Loop("clock", measure, expected=(DatabaseUnavailable,)),
         pulse=Pulse(ground),
@@ -237,7 +242,7 @@ async def start_parts(parts: Parts) -> None:
         parts.handover.start()
         parts.retention.start()
         parts.sweeper.start()
-        parts.lock.start()
+        parts.seats.start()
     parts.waits_for = None
 
 
@@ -264,7 +269,7 @@ async def stop_dispatching(parts: Parts) -> None:
     if not parts.ground.settings.no_dispatch:
         await parts.spawner.stop()
         await parts.loop.stop()
-        await parts.lock.stop()
+        await parts.seats.stop()
         await parts.recovery.stop()
         await parts.stopper.stop()
         await parts.expiry.stop()
@@ -364,7 +369,9 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
             logs=RunLogs(parts.ground),
         )
     )
-    app.include_router(health_routes(_checks(parts), lambda: _render_metrics(parts)))
+    app.include_router(
+        health_routes(_checks(parts), lambda: _render_metrics(parts), parts.standing.name)
+    )
     require_roles(app)
     install_document(app)
     _shorten(app, edge, parts.admission)
@@ -442,6 +449,7 @@ async def _render_metrics(parts: Parts) -> bytes:
     metrics.backlog.set(parts.submitter.backlog)
     metrics.expected_wait.set(parts.admission.wait_seconds)
     metrics.long_polls.set(parts.waiters.count)
+    metrics.partitions_held.labels(parts.standing.name).set(len(parts.seats.terms))
     metrics.skew.set(parts.ground.clock.skew_ms / 1000)
     with suppress(DatabaseUnavailable, TimeoutError):
         # Without the database the last counts stand; the other metrics are still served.

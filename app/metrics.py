@@ -87,6 +87,12 @@ class Metrics:
         )
         self.lock_held = Gauge("oncue_dispatch_lock_held", "1 for the holder", registry=r)
         self.term = Gauge("oncue_dispatch_term", "Term of the dispatch lock", registry=r)
+        self.partitions_held = Gauge(
+            "oncue_dispatch_partitions_held",
+            "Partitions that this process dispatches; instance names it",
+            ["instance"],
+            registry=r,
+        )
         self.lock_lost = Counter(
             "oncue_dispatch_lock_lost", "Times that the lock was lost or given up", registry=r
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import sys
@@ -51,9 +52,15 @@ class Server(uvicorn.Server):
 
 
 async def serve(
-    settings: Settings, *, beside: Callable[[asyncio.Event], Awaitable[None]] | None = None
+    settings: Settings,
+    *,
+    beside: Callable[[asyncio.Event], Awaitable[None]] | None = None,
+    sockets: list[socket.socket] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; `beside` runs along and is told by the event to end.
+
+    With `sockets`, which listen already, another process has started this one, and it ends when
+    that one does.
 
     Raises:
         StartRefused: the schema, the keys, the port, or a database that refuses forbid it.
@@ -62,6 +69,9 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    if sockets is not None:
+        structlog.contextvars.bind_contextvars(pid=os.getpid())
+        loop.add_reader(sys.stdin, lambda: _end_with_stdin(loop, stopping))
     if not await _checked(settings, stopping):
         return
     try:
@@ -69,7 +79,7 @@ async def serve(
     except (BadKeys, BadSecretKeys) as error:
         raise StartRefused(str(error)) from None
     server = http_server(app, settings)
-    serving = asyncio.create_task(_serve(server, settings))
+    serving = asyncio.create_task(_serve(server, settings, sockets))
     companion = asyncio.create_task(
         _nothing(stopping) if beside is None else _run(beside, stopping)
     )
@@ -110,9 +120,15 @@ def http_server(app: FastAPI, settings: Settings) -> Server:
     )
 
 
-async def _serve(server: Server, settings: Settings) -> None:
+def _end_with_stdin(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        loop.remove_reader(sys.stdin)
+        stopping.set()
+
+
+async def _serve(server: Server, settings: Settings, sockets: list[socket.socket] | None) -> None:
     try:
-        await server.serve()
+        await server.serve(sockets=sockets)
     except SystemExit:
         raise StartRefused(
             f"the dispatcher could not start on {settings.host}:{settings.port}: "

@@ -45,6 +45,15 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on")
+    processes: int = Field(
+        1, ge=1, le=64, description="`oncue dispatcher` runs so many processes behind the port"
+    )
+    process_ports: int = Field(
+        0,
+        ge=0,
+        le=65_472,
+        description="of several processes each also listens alone, from this port on; 0: none does",
+    )
     no_dispatch: bool = Field(False, description="true: serve the API only")
     api_keys: SecretStr = Field(
         SecretStr(""),
@@ -69,6 +78,9 @@ class Settings(BaseSettings):
         description="seal secrets at rest; a comma list of Fernet keys: the first seals, all open",
     )
     balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
+    dispatch_partitions: int = Field(
+        1, ge=1, le=64, description="over so many partitions new jobs are spread, each with a lock"
+    )
     lock_seconds: float = Field(6.0, ge=1, le=60, description="life of the dispatch lock")
     claim_batch: int = Field(200, ge=1, le=500, description="most tasks claimed in a transaction")
     priority_ageing_seconds: float = Field(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from bench.cluster import TEXT, job_body, platform, trees
 from tests.support.child import Child
@@ -34,13 +34,28 @@ class Stack:
     pids: dict[str, int] = field(default_factory=dict)
 
 
+class Spread(NamedTuple):
+    """How many processes the dispatcher has, and how many partitions."""
+
+    processes: int = 1
+    partitions: int = 1
+
+
 @contextlib.contextmanager
 def oncue(
-    lent: Servers, engine: EngineName, hook_url: str, *, dispatch: bool = True
+    lent: Servers,
+    engine: EngineName,
+    hook_url: str,
+    *,
+    dispatch: bool = True,
+    spread: Spread = Spread(),  # noqa: B008 - a tuple, which nobody changes
 ) -> Iterator[Stack]:
     """Run one dispatcher and two workers, or a dispatcher that serves the API alone."""
-    flags = () if dispatch else ("--no-dispatch",)
-    with platform(lent, engine, workers=2 if dispatch else 0, flags=flags) as running:
+    flags = ["--processes", str(spread.processes), *([] if dispatch else ["--no-dispatch"])]
+    told = {"ONCUE_DISPATCH_PARTITIONS": str(spread.partitions)}
+    with platform(
+        lent, engine, workers=2 if dispatch else 0, flags=flags, environment=told
+    ) as running:
         yield Stack(
             "oncue",
             f"{running.url}/openapi/jobs",

@@ -2,6 +2,7 @@
 
     python -m bench.throughput                        # MariaDB and Redis, 10,000 jobs, 3 runs
     python -m bench.throughput --embedded --jobs 3000 # SQLite and Valkey
+    python -m bench.throughput --processes 2 --partitions 2
 
 Starts servers of its own (MariaDB flushes every commit), one dispatcher, two workers and a
 receiver of webhooks, and drives them by wrk over keep-alive connections. Figures are medians of
@@ -25,7 +26,7 @@ from bench.cpu import Processor
 from bench.drive import Load, missing, post
 from bench.figures import Figures, json_flag
 from bench.hook import Hook, listening
-from bench.stacks import Stack, oncue
+from bench.stacks import Spread, Stack, oncue
 from tests.support.engines import EngineName, Servers
 
 WARM_UP: Final = 500
@@ -109,14 +110,19 @@ def middle(runs: list[Run], key: Callable[[Run], float]) -> Run:
 
 
 async def measure(
-    lent: Servers, engine: EngineName, jobs: int, runs: int, connections: int
+    lent: Servers,
+    engine: EngineName,
+    jobs: int,
+    runs: int,
+    connections: int,
+    spread: Spread,
 ) -> tuple[list[Run], list[Run]]:
     """Return the runs of the API alone, and those from POST to webhook."""
     async with listening() as hook:
-        with oncue(lent, engine, hook.url, dispatch=False) as stack:
+        with oncue(lent, engine, hook.url, dispatch=False, spread=spread) as stack:
             await submitted(stack, "warm", WARM_UP, connections)
             alone = [await submitted(stack, f"run-{n}", jobs, connections) for n in range(runs)]
-        with oncue(lent, engine, hook.url) as stack:
+        with oncue(lent, engine, hook.url, spread=spread) as stack:
             await to_webhook(stack, hook, "warm", WARM_UP, connections)
             whole = [
                 await to_webhook(stack, hook, f"run-{n}", jobs, connections) for n in range(runs)
@@ -132,6 +138,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=10_000, help="of each run (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--connections", type=int, default=64, help="(%(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="of the dispatcher (%(default)s)")
+    parser.add_argument("--partitions", type=int, default=1, help="of dispatch (%(default)s)")
     engine_flags(parser)
     json_flag(parser)
     given = parser.parse_args()
@@ -139,7 +147,16 @@ def main() -> int:
         parser.error(why)
     engine = engine_name(given)
     with servers(binlog=given.binlog) as lent:
-        alone, whole = uvloop.run(measure(lent, engine, given.jobs, given.runs, given.connections))
+        alone, whole = uvloop.run(
+            measure(
+                lent,
+                engine,
+                given.jobs,
+                given.runs,
+                given.connections,
+                Spread(given.processes, given.partitions),
+            )
+        )
     return 0 if tell(Figures(given.json), engine, alone, whole) else 1
 
 

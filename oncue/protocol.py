@@ -138,14 +138,26 @@ class Run(Message):
     )
 
 
+class Seat(Message):
+    """Which partition's dispatch lock the sender holds, and the term of that lock."""
+
+    partition: Int32 = Field(ge=1)
+    term: Int64 = Field(description="Of this partition; a lower one is refused.")
+
+
 class RunRequest(Message):
-    """`POST /run`: all the runs that one dispatcher has for this worker now."""
+    """`POST /run`: all the runs of a partition that one dispatcher has for this worker now."""
 
     protocol: Int64 = PROTOCOL_VERSION
     worker_id: str | None = Field(
         None, description="Whom the runs are for: another boot at its address refuses them (421)."
     )
     term: Int64 = Field(description="Term of the sender's dispatch lock; a lower one is refused.")
+    seat: Seat | None = Field(
+        None,
+        description="Of other partitions than 0, and `term` is 0: a worker that knows no "
+        "partitions refuses that, and answers without `seats`.",
+    )
     sent_at: Int64 | None = Field(
         None, description="When it was sent; one that is older than 10 s begins nothing (503)."
     )
@@ -229,6 +241,7 @@ class RunResponse(Message):
     load: Load
     answers: list[RunAnswer]
     waits: bool = Field(False, description="This worker knows `startInMs`.")
+    seats: bool = Field(False, description="This worker knows `seat`.")
 
 
 class CancelRequest(Message):

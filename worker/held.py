@@ -242,32 +242,35 @@ class StaleTerm(Exception):
 
 
 class Terms:
-    """The highest term of the dispatch lock that this worker has seen."""
+    """The highest term that this worker has seen of each partition's dispatch lock."""
 
     def __init__(self, refused: Callable[[], None] = lambda: None) -> None:
         self._lock = threading.Lock()
-        self._highest = 0
+        self._highest: dict[int, int] = {}
         self._refused = refused
 
     @property
     def highest(self) -> int:
-        """The highest term seen."""
-        return self._highest
+        """The highest term seen of partition 0."""
+        return self._highest.get(0, 0)
 
-    def admit(self, term: int) -> None:
+    def admit(self, term: int, partition: int = 0) -> None:
         """Remember a term.
 
         Raises:
             StaleTerm: a higher one has been seen.
         """
         with self._lock:
-            if term < self._highest:
-                log.warning("a lower term is refused", term=term, highest=self._highest)
+            highest = self._highest.get(partition, 0)
+            if term < highest:
+                log.warning(
+                    "a lower term is refused", partition=partition, term=term, highest=highest
+                )
                 self._refused()
-                raise StaleTerm(f"term {term} is older than {self._highest}")
-            self._highest = term
+                raise StaleTerm(f"term {term} is older than {highest}")
+            self._highest[partition] = term
 
     def learn(self, term: int) -> None:
-        """Remember a term that is only information."""
+        """Remember a term of partition 0 that is only information."""
         with self._lock:
-            self._highest = max(self._highest, term)
+            self._highest[0] = max(self._highest.get(0, 0), term)

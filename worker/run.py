@@ -25,6 +25,7 @@ from oncue.protocol import (
     RejectReason,
     Run,
     RunRequest,
+    Seat,
     run_key,
     run_mark,
 )
@@ -50,6 +51,7 @@ class ReceivedRuns(Message):
     """A `RunRequest` in which each run is read for itself, so that a bad one is refused alone."""
 
     term: Int64
+    seat: Seat | None = None
     worker_id: str | None = None
     sent_at: int | None = None
     runs: list[Annotated[Run | UnreadableRun, Field(union_mode="left_to_right")]] = Field(
@@ -105,7 +107,10 @@ class Intake:
         if request.worker_id not in (None, self._worker_id):
             raise OtherWorker(f"this is {self._worker_id}, not {request.worker_id}")
         arrived = time.monotonic()
-        self._terms.admit(request.term)
+        if request.seat is None:
+            self._terms.admit(request.term)
+        else:
+            self._terms.admit(request.seat.term, request.seat.partition)
         self._refuse_old(request.sent_at)
         if not request.runs and not await self._leases.is_reachable():
             # A dispatcher asks whether work could be sent: not without leases.
@@ -124,6 +129,7 @@ class Intake:
                 "workerId": self._worker_id,
                 "load": self._held.load().model_dump(by_alias=True),
                 "waits": True,
+                "seats": True,
                 "answers": [answers[index] for index in range(len(request.runs))],
             }
         )

@@ -1,4 +1,4 @@
-"""The dispatch lock: one holder at a time by Redis, fenced by a term in the database."""
+"""The lock of a partition: one holder at a time by Redis, fenced by a term in the database."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from app.ground import Ground
-from app.lifecycle.term import TermRowMissing, begin_term, read_term
-from app.plumbing.bus import LOCK
+from app.lifecycle.term import FIRST, TermRowMissing, begin_term, read_term
+from app.plumbing.bus import LOCK, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.plumbing.redis import REDIS_ERRORS
@@ -44,13 +44,13 @@ return 0
 """
 
 
-def lock_key(prefix: str) -> str:
-    """Name the Redis key of the lock of partition 0."""
-    return f"{prefix}:dispatch:lock:0"
+def lock_key(prefix: str, partition: int = FIRST) -> str:
+    """Name the Redis key of the lock of a partition."""
+    return f"{prefix}:dispatch:lock:{partition}"
 
 
 class DispatchLock:
-    """Acquires, extends at a third of its life, and releases the lock of partition 0.
+    """Acquires while it is wanted, extends at a third of its life, and releases one lock.
 
     `term` is there only while the lock cannot have run out: its life is counted from before the
     last successful extension was sent. The database is asked as often as Redis: a holder that it
@@ -60,23 +60,30 @@ class DispatchLock:
     def __init__(
         self,
         ground: Ground,
+        partition: int = FIRST,
+        *,
+        token: str | None = None,
+        changed: asyncio.Event | None = None,
+        wanted: bool = True,
     ) -> None:
+        self.partition = partition
         self._redis = ground.lock_redis
         self._database = ground.database
         self._clock = ground.clock
         self._bus = ground.bus
         self._metrics = ground.metrics
-        self._key = lock_key(ground.settings.redis_prefix)
+        self._key = lock_key(ground.settings.redis_prefix, partition)
         self._life = ground.settings.lock_seconds
-        self._token = uuid.uuid4().hex
+        self._token = token or uuid.uuid4().hex
+        self._wanted = wanted
         self._valid_until = float("-inf")
         self._confirmed_until = float("-inf")
         self._term: int | None = None
         self._may_own = False
         self._free = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._changed = changed or asyncio.Event()
         self._loop = Loop(
-            "dispatch-lock", self._step, expected=(*REDIS_ERRORS, DatabaseUnavailable)
+            f"dispatch-lock-{partition}", self._step, expected=(*REDIS_ERRORS, DatabaseUnavailable)
         )
         ground.bus.subscribe(LOCK, lambda _signal: self._free.set())
 
@@ -97,7 +104,7 @@ class DispatchLock:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set whenever the lock was won or lost."""
+        """Set whenever the lock was won or lost; all locks of a process may share it."""
         return self._changed
 
     def start(self) -> None:
@@ -111,9 +118,22 @@ class DispatchLock:
         if self._may_own:
             await self._release()
 
+    def want(self, wanted: bool) -> None:
+        """Compete for the lock, or no longer; one that is held is kept."""
+        if wanted and not self._wanted:
+            self._free.set()
+        self._wanted = wanted
+
+    async def leave(self) -> None:
+        """Let another process have the lock, and do not compete for it until it is wanted."""
+        self._wanted = False
+        self._forget()
+        if self._may_own:
+            await self._release()
+
     def give_up(self, reason: str) -> None:
         """Stop acting as the holder: a worker or the database knows a higher term."""
-        log.warning("lock_given_up", reason=reason, term=self._term)
+        log.warning("lock_given_up", reason=reason, partition=self.partition, term=self._term)
         self._metrics.lock_lost.inc()
         self._forget()
 
@@ -125,7 +145,7 @@ class DispatchLock:
 
     async def _compete(self) -> None:
         sent = time.monotonic()
-        if self._clock.may_dispatch:
+        if self._wanted and self._clock.may_dispatch:
             # From here on the lock may be ours, whether or not the answer comes back.
             self._may_own = True
             if await self._redis.eval(_ACQUIRE, 1, self._key, self._token, self._life_ms):
@@ -143,20 +163,25 @@ class DispatchLock:
         """Start a term; a process that cannot reach the database must not keep the others out."""
         try:
             term = await self._database.write(
-                lambda connection: begin_term(connection, self._database, self._token)
+                lambda connection: begin_term(
+                    connection, self._database, self._token, self.partition
+                )
             )
         except Exception:
             await self._release()
             await asyncio.sleep(2 * TRY_SECONDS)
             raise
         self._valid_until = self._confirmed_until = sent + self._life
-        if not self.is_valid:
+        if not self._wanted:
+            await self._release()
+        if not self.is_valid or not self._wanted:
             return
         self._term = term
-        self._metrics.lock_held.set(1)
-        self._metrics.term.set(term)
-        log.info("lock_held", term=term)
+        self._show(term)
+        log.info("lock_held", partition=self.partition, term=term)
         self._changed.set()
+        # What dispatches for other partitions already sleeps until there is something to do.
+        self._bus.publish(WAKE, [], here_only=True)
 
     async def _extend(self) -> None:
         await asyncio.sleep(self._life / 3)
@@ -189,7 +214,9 @@ class DispatchLock:
         reason = None
         try:
             async with asyncio.timeout(self._life / 3):
-                term = await self._database.read(read_term)
+                term = await self._database.read(
+                    lambda connection: read_term(connection, self.partition)
+                )
         except (DatabaseUnavailable, TermRowMissing, TimeoutError):
             if time.monotonic() >= self._confirmed_until:
                 reason = "the database cannot be asked for its term"
@@ -214,15 +241,23 @@ class DispatchLock:
         self._bus.publish(LOCK, [])
 
     def _lose(self, reason: str) -> None:
-        log.warning("lock_lost", reason=reason, term=self._term)
+        if self._term is None:  # it was left meanwhile
+            return
+        log.warning("lock_lost", reason=reason, partition=self.partition, term=self._term)
         self._metrics.lock_lost.inc()
         self._forget()
 
     def _forget(self) -> None:
         self._term = None
         self._valid_until = float("-inf")
-        self._metrics.lock_held.set(0)
+        self._show(None)
         self._changed.set()
+
+    def _show(self, term: int | None) -> None:
+        if self.partition == FIRST:
+            self._metrics.lock_held.set(term is not None)
+            if term is not None:
+                self._metrics.term.set(term)
 
     @property
     def _life_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""The dispatch loop of the lock holder: sleep until something is due, choose, claim, send."""
+"""The dispatch loop of a holder of locks: sleep until something is due, choose, claim, send."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ import uuid_utils
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.limits import LimitBook
-from app.dispatch.lock import DispatchLock
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
 from app.dispatch.quotas import Quotas
+from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
 from app.dispatch.shares import Quota, Shares, shared_line
 from app.fleet.balance import Slots, choose
+from app.fleet.portions import TURN_MS
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
 from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.moves.within_quotas import keep_within_quotas
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
 from app.lifecycle.running import read_for_sending, read_running
+from app.lifecycle.term import FIRST
 from app.lifecycle.token import new_token
 from app.plumbing.bus import BEAT, ENDED, LOAD, WAKE, Signal
 from app.plumbing.database import DatabaseUnavailable
@@ -57,7 +60,7 @@ class DispatchLoop:
     def __init__(
         self,
         ground: Ground,
-        lock: DispatchLock,
+        seats: Seats,
         roster: Roster,
         queues: QueueBook,
         prober: Prober,
@@ -66,7 +69,7 @@ class DispatchLoop:
     ) -> None:
         self._database = ground.database
         self._clock = ground.clock
-        self._lock = lock
+        self._seats = seats
         self._roster = roster
         self._queues = queues
         self._prober = prober
@@ -78,7 +81,7 @@ class DispatchLoop:
         self._fleet_changed = False
         self._reload_queues = True
         self._rescan_at = float("-inf")
-        self._started_term: int | None = None
+        self._begun: dict[int, int] = {}
         self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
         self._turn = 0
         self._shares = Shares()
@@ -92,7 +95,7 @@ class DispatchLoop:
         ground.bus.subscribe(ENDED, self._on_ended)
 
     def start(self) -> None:
-        """Start dispatching whenever the lock is held."""
+        """Start dispatching whenever a lock is held."""
         self._loop.start()
 
     async def stop(self) -> None:
@@ -101,15 +104,22 @@ class DispatchLoop:
         await self._prober.stop()
 
     async def _step(self) -> None:
-        term = self._lock.term
-        if term is None:
-            self._lock.changed.clear()
-            if self._lock.term is None:
-                await self._wait(self._lock.changed, 1.0)
+        async with self._seats.rounds:
+            terms = self._seats.terms
+            if terms:
+                await self._turn_of(terms)
+        if terms:
+            await self._sleep()
             return
-        if term != self._started_term:
-            await self._begin(term)
-            self._started_term = term
+        self._seats.changed.clear()
+        if not self._seats.terms:
+            await self._wait(self._seats.changed, 1.0)
+
+    async def _turn_of(self, terms: dict[int, int]) -> None:
+        if terms != self._begun:
+            await self._begin(terms)
+            self._begun = terms
+        self._roster.portion = self._seats.portion
         if time.monotonic() >= self._rescan_at:
             self._rescan_at = time.monotonic() + RESCAN_SECONDS
             self._queues.forget_positions()
@@ -118,12 +128,16 @@ class DispatchLoop:
         if self._fleet_changed or not self._queues.complete:
             await self._refresh()
         self._look.clear()
-        await self._round(term)
-        await self._sleep()
+        await self._round(terms)
 
-    async def _begin(self, term: int) -> None:
-        """Start a term from the rows: what runs where, and which sends were never answered."""
-        self._sender.reset()
+    async def _begin(self, terms: dict[int, int]) -> None:
+        """Start terms from the rows: what runs where, and which sends were never answered."""
+        new = {one for one, term in terms.items() if self._begun.get(one) != term}
+        self._queues.serve(terms)
+        if not new:
+            return
+        if not terms.keys() & self._begun.keys() - new:
+            self._sender.reset()
         self._quotas.forget()
         await self._refresh()
         self._queues.forget_positions()
@@ -131,12 +145,21 @@ class DispatchLoop:
             lambda connection: read_running(connection, self._database)
         )
         self._roster.seed(Counter(task.worker_id for task in running if task.accepted))
-        unanswered = [task for task in running if not task.accepted]
+        unanswered = [
+            task
+            for task in running
+            if not task.accepted and self._queues.partition_of(task.queue_id) in new
+        ]
         runs = await self._database.read(
             lambda connection: read_for_sending(connection, unanswered)
         )
         self._sender.send(runs, again=True)
-        log.info("term_begins", term=term, running=len(running), sent_again=len(runs))
+        log.info(
+            "term_begins",
+            terms={one: terms[one] for one in sorted(new)},
+            running=len(running),
+            sent_again=len(runs),
+        )
 
     async def _refresh(self) -> None:
         self._fleet_changed = False
@@ -148,11 +171,12 @@ class DispatchLoop:
                     lambda connection: read_queues(connection, after_id=after_id)
                 )
             )
+            self._seats.notice(self._queues.partitions)
         self._roster.refresh(await self._database.read(read_nodes))
-        if (term := self._lock.term) is not None:
-            self._prober.clear_suspects(term)
+        if terms := self._seats.terms:
+            self._prober.clear_suspects(*min(terms.items()))
 
-    async def _round(self, term: int) -> None:
+    async def _round(self, terms: Mapping[int, int]) -> None:
         now = self._clock.now_ms()
         served = self._queues.served(self._roster)
         unread = [(state, free) for state, free in served if state.needs_read(now)]
@@ -165,8 +189,35 @@ class DispatchLoop:
         assignments = self._deal(waiting, now, await self._quotas.of(waiting) if waiting else {})
         if not assignments:
             return
-        claimed = await self._claim(assignments, term, ahead_ms=AHEAD_MS if ahead else 0)
-        self._read_again([*known, *ahead], assignments, claimed)
+        for fence, own in self._by_partition(waiting, assignments, terms):
+            await self._take(own, fence, [*known, *ahead], ahead_ms=AHEAD_MS if ahead else 0)
+
+    def _by_partition(
+        self,
+        waiting: Sequence[Candidate],
+        assignments: Sequence[Assignment],
+        terms: Mapping[int, int],
+    ) -> list[tuple[tuple[int, int], Sequence[Assignment]]]:
+        """Part what was dealt by partition, each with the partition and its term."""
+        if len(terms) == 1:
+            return [(next(iter(terms.items())), assignments)]
+        lies_in = {task.job_id: self._queues.get(task.queue_id).row.partition for task in waiting}
+        parted: dict[int, list[Assignment]] = defaultdict(list)
+        for one in assignments:
+            parted[lies_in[one.job_id]].append(one)
+        return [((partition, terms[partition]), own) for partition, own in parted.items()]
+
+    async def _take(
+        self,
+        assignments: Sequence[Assignment],
+        fence: tuple[int, int],
+        known: Sequence[Candidate],
+        *,
+        ahead_ms: int,
+    ) -> None:
+        """Claim what was dealt of one partition, and send what was won."""
+        claimed = await self._claim(assignments, fence, ahead_ms=ahead_ms)
+        self._read_again(known, assignments, claimed)
         self._metrics.claimed.inc(len(claimed))
         for run in claimed:
             self._metrics.lateness.observe(max(0, run.claimed_at - run.due_ms) / 1000)
@@ -264,7 +315,9 @@ class DispatchLoop:
         row = self._queues.get(queue_id).row
         return [
             slots.setdefault(worker.worker_id, worker)
-            for worker in self._roster.slots_for(row.job_handler, row.requirement)
+            for worker in self._roster.slots_for(
+                row.job_handler, row.requirement, seated=row.partition != FIRST
+            )
         ]
 
     def _read_again(
@@ -280,19 +333,24 @@ class DispatchLoop:
                 self._queues.get(task.queue_id).rescan = True
 
     async def _claim(
-        self, assignments: Sequence[Assignment], term: int, *, ahead_ms: int
+        self, assignments: Sequence[Assignment], fence: tuple[int, int], *, ahead_ms: int
     ) -> list[Claimed]:
+        partition, term = fence
         token = new_token()
         later: list[Claimable] = []
 
         async def write(connection: AsyncConnection) -> list[Claimed]:
             later.clear()
+            dealt = assignments
+            if self._seats.are_many and self._limits.any_running:
+                dealt = await keep_within_quotas(connection, self._database, assignments)
             return await claim(
                 connection,
                 self._database,
-                assignments,
+                dealt,
                 token=token,
                 term=term,
+                partition=partition,
                 ahead_ms=ahead_ms,
                 later=later,
             )
@@ -315,6 +373,9 @@ class DispatchLoop:
         )
         until_look = (next_look - now) / 1000
         until_rescan = self._rescan_at - time.monotonic()
+        if self._roster.portion is not None:
+            # What is another's now may be this one's in the next turn.
+            until_look = min(until_look, (TURN_MS - now % TURN_MS) / 1000)
         await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, min(until_look, until_rescan)))
 
     @staticmethod
@@ -335,7 +396,10 @@ class DispatchLoop:
         self._roster.observe(worker_id, Load(seq=seq, active=active))
         self._look.set()
 
-    def _on_ended(self, _signal: Signal) -> None:
+    def _on_ended(self, signal: Signal) -> None:
+        if self._roster.portion is not None:
+            for _job_id, execution_id in signal:
+                self._roster.over(execution_id)
         # Only now is it in the rows, from which quotas are counted.
         if self._queues.look_at_held():
             self._look.set()

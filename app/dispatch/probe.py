@@ -12,10 +12,11 @@ import structlog
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.nodes import Node
+from app.lifecycle.term import FIRST
 from app.plumbing.bus import LOAD
 from app.plumbing.http import NoAnswer
 from app.plumbing.loops import Tasks
-from oncue.protocol import RUN_PATH, RunRequest
+from oncue.protocol import RUN_PATH, RunRequest, Seat
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +62,7 @@ class Prober:
             return Probe.ALIVE
         return Probe.FAILED
 
-    def clear_suspects(self, term: int) -> None:
+    def clear_suspects(self, partition: int, term: int) -> None:
         """Ask in the background those that beat but have not answered, once a second each.
 
         They are asked the way work is sent, by a `/run` without runs: an address that answers
@@ -77,10 +78,15 @@ class Prober:
         for node in suspects:
             if now - self._asked_at.get(node.worker_id, float("-inf")) >= AGAIN_SECONDS:
                 self._asked_at[node.worker_id] = now
-                self._tasks.start(self._clear(node, term), name=f"probe {node.worker_id}")
+                self._tasks.start(
+                    self._clear(node, partition, term), name=f"probe {node.worker_id}"
+                )
 
-    async def _clear(self, node: Node, term: int) -> None:
+    async def _clear(self, node: Node, partition: int, term: int) -> None:
         request = RunRequest(worker_id=node.worker_id, term=term, runs=[])
+        if partition != FIRST:
+            seat = Seat(partition=partition, term=term)
+            request = request.model_copy(update={"term": 0, "seat": seat})
         try:
             reply = await self._client.post(
                 node.url + RUN_PATH,
@@ -95,4 +101,5 @@ class Prober:
         if reply.status == HTTPStatus.OK and own:
             self._roster.trust(node.worker_id)
             self._roster.note_waits(node.worker_id, reply.body.get("waits") is True)
+            self._roster.note_seats(node.worker_id, reply.body.get("seats") is True)
             self._bus.publish(LOAD, [node.worker_id, node.load_seq, node.active], here_only=True)

@@ -10,6 +10,7 @@ from typing import Final
 from app.fleet.roster import Roster
 from app.lifecycle.moves.claim import Candidate, Found, Probe
 from app.lifecycle.reads import QueueRow
+from app.lifecycle.term import FIRST
 
 PRIORITIES: Final = range(9, -1, -1)
 WHOLE_SECONDS: Final = 60.0
@@ -119,6 +120,9 @@ class QueueBook:
         self._by_handler: dict[str, list[QueueState]] = {}
         self._by_tenant: dict[int, list[int]] = {}
         self._held: list[QueueState] = []
+        self._partitions: Container[int] = (FIRST,)
+        self.partitions: set[int] = set()
+        """Those that have a queue, whoever serves them."""
         self._newest_id = 0
         self._whole_until = float("-inf")
         self.complete = False
@@ -143,6 +147,7 @@ class QueueBook:
                 state = self._states[row.queue_id] = QueueState(row)
                 self._by_handler.setdefault(row.job_handler, []).append(state)
                 self._by_tenant.setdefault(row.tenant_id, []).append(row.queue_id)
+                self.partitions.add(row.partition)
         self.complete = True
 
     def forget_positions(self) -> None:
@@ -162,6 +167,15 @@ class QueueBook:
         """Return what the tasks of a queue ask of a worker's labels."""
         state = self._states.get(queue_id)
         return "" if state is None else state.row.requirement
+
+    def serve(self, partitions: Container[int]) -> None:
+        """Serve the queues of these partitions from now on."""
+        self._partitions = partitions
+
+    def partition_of(self, queue_id: int) -> int | None:
+        """Return the partition of a queue, None of one that is not known."""
+        state = self._states.get(queue_id)
+        return None if state is None else state.row.partition
 
     def get(self, queue_id: int) -> QueueState:
         """Return the state of a known queue."""
@@ -194,14 +208,16 @@ class QueueBook:
                 self._held.append(state)
 
     def served(self, roster: Roster) -> list[tuple[QueueState, int]]:
-        """Return the queues that live workers have slots for, with the number of slots."""
+        """Return the queues in hand that live workers have slots for, with the number of slots."""
         served = []
         for handler in roster.handlers:
-            slots: dict[str, int] = {}
+            slots: dict[tuple[str, bool], int] = {}
             for state in self._by_handler.get(handler, ()):
-                requirement = state.row.requirement
-                if requirement not in slots:
-                    slots[requirement] = roster.free_for(handler, requirement)
-                if slots[requirement] > 0:
-                    served.append((state, slots[requirement]))
+                if state.row.partition not in self._partitions:
+                    continue
+                of = state.row.requirement, state.row.partition != FIRST
+                if of not in slots:
+                    slots[of] = roster.free_for(handler, of[0], seated=of[1])
+                if slots[of] > 0:
+                    served.append((state, slots[of]))
         return served

@@ -1,4 +1,7 @@
-"""Recovery: a loop of the lock holder that finds what was left behind."""
+"""Recovery: a loop of the holder of the first partition that finds what was left behind.
+
+The others look after their own sends alone.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Final
 import structlog
 
 from app.dispatch.death import Deaths
-from app.dispatch.lock import DispatchLock
 from app.dispatch.probe import PROBE_SECONDS
+from app.dispatch.queues import QueueBook
+from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
 from app.ground import Ground
 from app.lifecycle.nodes import Node, forget_nodes, read_nodes
@@ -33,13 +37,16 @@ FORGET_DOWN_MS: Final = 24 * 3600 * 1000
 class Recovery:
     """Repeats unanswered sends, has dead workers buried, and asks overdue runs to stop."""
 
-    def __init__(self, ground: Ground, lock: DispatchLock, sender: Sender, deaths: Deaths) -> None:
+    def __init__(
+        self, ground: Ground, seats: Seats, queues: QueueBook, sender: Sender, deaths: Deaths
+    ) -> None:
         settings = ground.settings
         self._database = ground.database
         self._clock = ground.clock
         self._client = ground.client
         self._metrics = ground.metrics
-        self._lock = lock
+        self._seats = seats
+        self._queues = queues
         self._sender = sender
         self._deaths = deaths
         self._default_timeout_ms = settings.default_timeout_seconds * 1000
@@ -59,9 +66,10 @@ class Recovery:
 
     async def _step(self) -> None:
         await asyncio.sleep(TICK_SECONDS)
-        term = self._lock.term
+        term = self._seats.first.term
         if term is None:
             self._term = None
+            await self._look_after_own()
             return
         if term != self._term:
             self._term = term
@@ -74,6 +82,18 @@ class Recovery:
             # Beats could not be committed either: nobody is dead because of that.
             self._deaths.start_quiet_time()
             raise
+
+    async def _look_after_own(self) -> None:
+        """Send again what is of this holder's partitions: all else is for the first one's."""
+        own = self._seats.terms
+        if not own:
+            self._missing.clear()
+            return
+        nodes = await self._database.read(read_nodes)
+        running = await self._database.read(
+            lambda connection: read_running(connection, self._database, of=own)
+        )
+        await self._send_again({node.worker_id: node for node in nodes}, running)
 
     async def _look(self, term: int) -> None:
         await self._deaths.watch_redis()
@@ -96,11 +116,16 @@ class Recovery:
             self._metrics.worker_versions.labels(version).set(count)
 
     async def _send_again(self, nodes: dict[str, Node], running: Sequence[RunningTask]) -> None:
-        """Send again what no worker answered, and what two beats of its worker did not list."""
+        """Send again what no worker answered, and what two beats of its worker did not list.
+
+        Of other partitions nothing: their holders know what is on the way.
+        """
+        own = self._seats.terms
         unlisted = [
             (task, node)
             for task in running
-            if (node := nodes.get(task.worker_id)) is not None
+            if self._queues.partition_of(task.queue_id) in own
+            and (node := nodes.get(task.worker_id)) is not None
             and not self._sender.knows(task.execution_id)
             and task.execution_id not in node.held
         ]

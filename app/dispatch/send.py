@@ -7,7 +7,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import structlog
@@ -15,8 +15,8 @@ import uuid_utils
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.dispatch.lock import DispatchLock
 from app.dispatch.queues import QueueBook
+from app.dispatch.seats import Seats
 from app.fleet.balance import choose
 from app.fleet.dress import Dresser
 from app.fleet.reports import ending_of
@@ -31,6 +31,7 @@ from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.nodes import Node
 from app.lifecycle.secret_marks import SECRET_RESULT
 from app.lifecycle.states import ExecutionStatus, JobStatus
+from app.lifecycle.term import FIRST
 from app.lifecycle.token import new_token
 from app.plumbing.bus import ENDED, LOAD, OWED, Signal
 from app.plumbing.database import DatabaseUnavailable
@@ -43,6 +44,7 @@ from oncue.protocol import (
     PROTOCOL_VERSION,
     RUN_PATH,
     Answer,
+    RejectReason,
     RunAnswer,
     RunResponse,
 )
@@ -57,6 +59,19 @@ CALLS_URLS: Final = "http"
 MAX_SEND_BYTES: Final = 4 * 1024 * 1024
 
 
+class Fence(NamedTuple):
+    """A partition, and the term in which its runs are sent."""
+
+    partition: int
+    term: int
+
+    def document(self) -> dict[str, Any]:
+        """Return what a worker is told: a seat only of other partitions than the first."""
+        if self.partition == FIRST:
+            return {"term": self.term}
+        return {"term": 0, "seat": self._asdict()}
+
+
 class Sender:
     """Delivers claimed runs to their workers until each is answered, or its worker is dead.
 
@@ -67,7 +82,7 @@ class Sender:
     def __init__(
         self,
         ground: Ground,
-        lock: DispatchLock,
+        seats: Seats,
         roster: Roster,
         queues: QueueBook,
         settler: Settler,
@@ -75,7 +90,7 @@ class Sender:
     ) -> None:
         self._database = ground.database
         self._clock = ground.clock
-        self._lock = lock
+        self._seats = seats
         self._roster = roster
         self._queues = queues
         self._settler = settler
@@ -113,44 +128,51 @@ class Sender:
 
     def send(self, runs: Sequence[Claimed], *, again: bool = False) -> None:
         """Send runs to their workers in the background."""
-        by_worker: dict[str, list[Claimed]] = defaultdict(list)
+        by_worker: dict[tuple[str, int], list[Claimed]] = defaultdict(list)
         for run in runs:
-            by_worker[run.worker_id].append(run)
+            by_worker[run.worker_id, self._partition(run)].append(run)
             self._unanswered[run.execution_id] = run.worker_id
             self._roster.sent(run.worker_id, run.execution_id)
         self._metrics.in_flight.set(len(self._unanswered))
-        for worker_id, own in by_worker.items():
+        for (worker_id, partition), own in by_worker.items():
             for batch in _batches(own):
                 self._tasks.start(
-                    self._send_batch(worker_id, batch, again), name=f"send {worker_id}"
+                    self._send_batch(worker_id, partition, batch, again), name=f"send {worker_id}"
                 )
 
-    async def _send_batch(self, worker_id: str, runs: list[Claimed], ambiguous: bool) -> None:
+    def _partition(self, run: Claimed) -> int:
+        return self._queues.partition_of(run.queue_id) or FIRST
+
+    async def _send_batch(
+        self, worker_id: str, partition: int, runs: list[Claimed], ambiguous: bool
+    ) -> None:
         pause = FIRST_PAUSE_SECONDS
         sent = runs
         try:
             runs = await self._readable(runs, ambiguous)
-            while runs and (term := self._lock.term) is not None:
+            while runs and (term := self._seats.term_of(partition)) is not None:
+                fence = Fence(partition, term)
                 worker = self._roster.get(worker_id)
                 if worker is None:
                     # Dead or gone: recovery decides, it has the proof.
                     return
                 if not worker.waits:
                     await self._wait_for_their_time(runs)
-                reply = await self._post(worker.node, term, runs)
+                reply = await self._post(worker.node, fence, runs)
                 response = _parsed(reply, worker_id)
                 if response is not None:
                     self._roster.trust(worker_id)
                     self._roster.note_waits(worker_id, response.waits)
-                    await self._take_answers(worker_id, runs, response, term)
+                    self._roster.note_seats(worker_id, response.seats)
+                    await self._take_answers(worker_id, runs, response, fence)
                     return
                 if reply is not None and _refused_whole(reply) and not ambiguous:
                     if reply.status == 409:
-                        self._lock.give_up("a worker knows a higher term")
+                        self._seats.give_up(partition, "a worker knows a higher term")
                         return
                     self._roster.doubt(worker_id)
                     await self._replace(
-                        runs, dict.fromkeys(_ids(runs), f"http_{reply.status}"), term
+                        runs, dict.fromkeys(_ids(runs), f"http_{reply.status}"), fence
                     )
                     return
                 ambiguous = True
@@ -169,7 +191,7 @@ class Sender:
                 self._roster.answered(worker_id, run.execution_id)
             self._metrics.in_flight.set(len(self._unanswered))
 
-    async def _post(self, node: Node, term: int, runs: Sequence[Claimed]) -> Reply | None:
+    async def _post(self, node: Node, fence: Fence, runs: Sequence[Claimed]) -> Reply | None:
         url = node.url + RUN_PATH
         try:
             networks = await self._networks(runs)
@@ -179,7 +201,7 @@ class Sender:
             {
                 "protocol": PROTOCOL_VERSION,
                 "workerId": node.worker_id,
-                "term": term,
+                **fence.document(),
                 "sentAt": int(self._clock.now_ms()),
                 "runs": [
                     self._run_document(run, node, networks.get(run.execution_id)) for run in runs
@@ -235,7 +257,8 @@ class Sender:
             status=ExecutionStatus.FAILED,
             error_code="secret_keys_missing",
             error_message="ONCUE_SECRET_KEYS of the dispatcher lacks the key of this job's secrets",
-            in_term=self._lock.term or 0,
+            in_term=self._seats.term_of(self._partition(run)) or 0,
+            in_partition=self._partition(run),
         )
 
     def _secrets(self, run: Claimed, node: Node) -> dict[str, str]:
@@ -284,7 +307,7 @@ class Sender:
             await asyncio.sleep(left / 1000)
 
     async def _take_answers(
-        self, worker_id: str, runs: Sequence[Claimed], response: RunResponse, term: int
+        self, worker_id: str, runs: Sequence[Claimed], response: RunResponse, fence: Fence
     ) -> None:
         by_id = {run.execution_id: run for run in runs}
         refused: dict[str, str] = {}
@@ -318,17 +341,22 @@ class Sender:
                     execution_id=answer.execution_id,
                     owner=answer.owner_execution_id,
                 )
-        # Slots may have come free without the worker's count falling: let the loop look.
+        # Slots may have come free without the worker's count falling: let the loop look. Others
+        # that send to the same worker must know what it holds now.
         self._bus.publish(
-            LOAD, [worker_id, response.load.seq, response.load.active], here_only=True
+            LOAD,
+            [worker_id, response.load.seq, response.load.active],
+            here_only=self._roster.portion is None,
         )
         if begun:
             self._tasks.start(self._tell_starts(begun), name=f"tell starts {worker_id}")
         if endings:
             await asyncio.gather(*(self._settler.settle(ending) for ending in endings))
         if refused:
-            await self._replace([run for run in runs if run.execution_id in refused], refused, term)
-        await self._give_back(stuck, dict.fromkeys(_ids(stuck), "its run key is taken"), term)
+            await self._replace(
+                [run for run in runs if run.execution_id in refused], refused, fence
+            )
+        await self._give_back(stuck, dict.fromkeys(_ids(stuck), "its run key is taken"), fence)
 
     async def _tell_starts(self, begun: dict[int, str]) -> None:
         """Owe the callbacks of begun attempts; what cannot be written now is owed by their ends."""
@@ -342,15 +370,20 @@ class Sender:
         if owed:
             self._bus.publish(OWED, [])
 
-    async def _replace(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
+    async def _replace(
+        self, runs: Sequence[Claimed], reasons: dict[str, str], fence: Fence
+    ) -> None:
         """Give refused runs to other workers, or back to their queue."""
         moves: list[Reassignment] = []
         for run in runs:
+            self._roster.over(run.execution_id)
             other = choose(
                 [
                     slots
                     for slots in self._roster.slots_for(
-                        run.job_handler, self._queues.requirement(run.queue_id)
+                        run.job_handler,
+                        self._queues.requirement(run.queue_id),
+                        seated=fence.partition != FIRST,
                     )
                     if slots.worker_id != run.worker_id
                 ],
@@ -367,22 +400,35 @@ class Sender:
                         worker_id=other.worker_id,
                         execution_id=str(uuid_utils.uuid7()),
                         reason=f"refused by {run.worker_id}: {reasons[run.execution_id]}",
+                        counts=self._counts(reasons[run.execution_id]),
                     )
                 )
                 self._roster.sent(other.worker_id, moves[-1].execution_id)
         token = new_token()
 
         async def write(connection: AsyncConnection) -> list[Claimed]:
-            return await reassign(connection, self._database, moves, token=token, term=term)
+            return await reassign(
+                connection,
+                self._database,
+                moves,
+                token=token,
+                term=fence.term,
+                partition=fence.partition,
+            )
 
         try:
             moved = await self._database.write(write) if moves else []
         finally:
             for move in moves:
                 self._roster.answered(move.worker_id, move.execution_id)
+                self._roster.over(move.execution_id)
         self.send(moved)
         elsewhere = {run.job_id for run in moved}
-        await self._give_back([run for run in runs if run.job_id not in elsewhere], reasons, term)
+        await self._give_back([run for run in runs if run.job_id not in elsewhere], reasons, fence)
+
+    def _counts(self, reason: str) -> bool:
+        """Tell whether a refusal counts: not where others may have filled the worker meanwhile."""
+        return reason != RejectReason.FULL or not self._seats.are_many
 
     def _stored_outcome(self, answer: RunAnswer, worker_id: str) -> Ending | None:
         """Return the end that a duplicate brought; what cannot be read here is reported yet."""
@@ -393,7 +439,9 @@ class Sender:
         except (Unencodable, CannotOpen):
             return None
 
-    async def _give_back(self, runs: Sequence[Claimed], reasons: dict[str, str], term: int) -> None:
+    async def _give_back(
+        self, runs: Sequence[Claimed], reasons: dict[str, str], fence: Fence
+    ) -> None:
         """Return runs that no worker has to their queues."""
         await asyncio.gather(
             *(
@@ -405,7 +453,9 @@ class Sender:
                         error_code="refused",
                         error_message=f"The worker refused the run: {reasons[run.execution_id]}.",
                         reason=f"refused by {run.worker_id}: {reasons[run.execution_id]}"[:255],
-                        in_term=term,
+                        in_term=fence.term,
+                        in_partition=fence.partition,
+                        counts=self._counts(reasons[run.execution_id]),
                     )
                 )
                 for run in runs

@@ -18,6 +18,7 @@ import structlog
 from app.dispatch.lock import DispatchLock, lock_key
 from app.fleet.roster import Roster
 from app.ground import Ground
+from app.lifecycle.term import FIRST
 from app.plumbing.loops import Loop
 from app.plumbing.redis import REDIS_ERRORS
 from oncue.protocol import run_key
@@ -66,7 +67,8 @@ class LeaseView:
 class Standings:
     """What Redis tells of dispatch. `reachable` is False when this process cannot ask it.
 
-    `workers` is the view of the holder of the lock, empty when there is none or it is old.
+    `lock_held` and `holder` are of the lock of `partition`; `workers` is the view of the holder of
+    partition 0's, empty when there is none or it is old.
     `lease` is what stands under the run key that was asked after.
     """
 
@@ -76,6 +78,7 @@ class Standings:
     workers: Mapping[str, WorkerView] = field(default_factory=dict)
     holder: DispatcherNote | None = None
     lease: LeaseView | None = None
+    partition: int = FIRST
 
 
 class Standing:
@@ -90,7 +93,8 @@ class Standing:
         self._lock = lock
         self._roster = roster
         self._dispatches = not ground.settings.no_dispatch
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        """What distinguishes this process: host:pid."""
         self._processes, self._view = _keys(ground.settings.redis_prefix)
         self._loop = Loop("standing", self._step, expected=REDIS_ERRORS)
 
@@ -110,7 +114,7 @@ class Standing:
     def note(self) -> DispatcherNote:
         """Describe this dispatcher as it is now."""
         return DispatcherNote(
-            name=self._name,
+            name=self.name,
             dispatches=self._dispatches,
             term=self._lock.term,
             skew_ms=round(self._clock.skew_ms),
@@ -153,7 +157,7 @@ class Standing:
 
 
 async def read_standings(
-    ground: Ground, now_ms: int, run: tuple[int, int] | None = None
+    ground: Ground, now_ms: int, run: tuple[int, int] | None = None, *, partition: int = FIRST
 ) -> Standings:
     """Read what dispatchers noted, and the lease of a run (job id, triggerTs): one round trip."""
     settings = ground.settings
@@ -164,12 +168,13 @@ async def read_standings(
             ground.redis.pipeline(transaction=False) as pipe,
         ):
             _ = pipe.get(lock_key(settings.redis_prefix))
+            _ = pipe.get(lock_key(settings.redis_prefix, partition))
             _ = pipe.hgetall(processes)
             _ = pipe.get(view_key)
             if run is not None:
                 _ = pipe.get(key := run_key(settings.redis_prefix, *run))
                 _ = pipe.pttl(key)
-            holder, notes, view, *lease = await pipe.execute()
+            first, holder, notes, view, *lease = await pipe.execute()
     except REDIS_ERRORS as error:
         log.info("standings_unreadable", error=str(error))
         return Standings(reachable=False)
@@ -183,9 +188,10 @@ async def read_standings(
         reachable=True,
         lock_held=holder is not None,
         dispatchers=tuple(sorted(fresh.values(), key=lambda one: one.name)),
-        workers={} if holder is None else _views(view, holder, now_ms),
+        workers={} if first is None else _views(view, first, now_ms),
         holder=fresh.get(str(holder)),
         lease=_lease(*lease) if lease else None,
+        partition=partition,
     )
 
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
+from zlib import crc32
 
 from app.fleet.balance import Slots
+from app.fleet.portions import Portion, Use
 from app.lifecycle.nodes import Node
 from app.lifecycle.requirement import meets
 from oncue.protocol import LEASE_SECONDS, Load, WorkerState
 
 SILENT_MS: Final = LEASE_SECONDS * 1000
+LISTED_MS: Final = 2000
+"""What was sent so long before a beat, and is not listed in it, is over."""
+
+
+class OwnRun(NamedTuple):
+    """A run that this dispatcher sent, counted in the use of its worker since then (epoch ms)."""
+
+    worker_id: str
+    use: Use
+    since_ms: float
 
 
 @dataclass(slots=True)
@@ -30,6 +42,10 @@ class LiveWorker:
     draining: bool = False
     waits: bool = False
     """It holds a run that is sent before its time until that has come."""
+    seats: bool = False
+    """It tells the partitions' terms apart; any other is sent runs of partition 0 alone."""
+    use: Use | None = None
+    """How it is used by this dispatcher, where it is one of several that send."""
 
     @property
     def live_active(self) -> int:
@@ -44,6 +60,9 @@ class Roster:
         self._now_ms = now_ms
         self._workers: dict[str, LiveWorker] = {}
         self._by_handler: dict[str, list[LiveWorker]] = {}
+        self._own: dict[str, OwnRun] = {}
+        self.portion: Portion | None = None
+        """Which part of each worker's slots may be counted; None: all of them."""
 
     def refresh(self, nodes: Iterable[Node]) -> None:
         """Take over the rows of all workers that are not DOWN; forget the others."""
@@ -62,6 +81,7 @@ class Roster:
         for worker in self._workers.values():
             for name in worker.node.handler_names:
                 self._by_handler.setdefault(name, []).append(worker)
+        self._forget_over()
 
     def seed(self, running: Mapping[str, int]) -> None:
         """Start a term from the RUNNING rows by owner: a beat may be older than they are."""
@@ -103,12 +123,20 @@ class Roster:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.unanswered.add(execution_id)
+            if self.portion is not None:
+                self._use(worker, execution_id)
 
     def answered(self, worker_id: str, execution_id: str) -> None:
         """Stop counting a run as on the way: the worker's own count has it, or refused it."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.unanswered.discard(execution_id)
+
+    def over(self, execution_id: str) -> None:
+        """Count a run of this dispatcher no longer: it has ended, or was refused."""
+        run = self._own.pop(execution_id, None)
+        if run is not None:
+            run.use.own -= 1
 
     def doubt(self, worker_id: str) -> None:
         """Deal nothing to a worker that did not answer, until it does."""
@@ -128,32 +156,38 @@ class Roster:
         if worker is not None:
             worker.waits = waits
 
+    def note_seats(self, worker_id: str, seats: bool) -> None:
+        """Note whether a worker said that it tells the partitions' terms apart."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.seats = seats
+
     def mark_draining(self, worker_id: str) -> None:
         """Deal nothing to a worker that said it is draining."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.draining = True
 
-    def slots_for(self, handler: str, requirement: str) -> list[Slots]:
-        """Return the workers that may take the handler's tasks now, with what they hold."""
+    def slots_for(self, handler: str, requirement: str, *, seated: bool = False) -> list[Slots]:
+        """Return the workers that may take the handler's tasks now, with what they hold.
+
+        `seated` are tasks of other partitions than 0.
+        """
         return [
             Slots(
                 worker_id=worker.node.worker_id,
                 active=worker.live_active,
-                capacity=worker.node.capacity,
+                capacity=worker.live_active + self._free(worker),
                 avg_cost_ms=worker.node.avg_cost_ms,
                 cpu_idle_percent=worker.node.cpu_idle_percent,
                 weight=worker.node.weight,
             )
-            for worker in self._ready(handler, requirement)
+            for worker in self._ready(handler, requirement, seated)
         ]
 
-    def free_for(self, handler: str, requirement: str) -> int:
+    def free_for(self, handler: str, requirement: str, *, seated: bool = False) -> int:
         """Return how many of the handler's tasks may be dealt now."""
-        return sum(
-            max(0, worker.node.capacity - worker.live_active)
-            for worker in self._ready(handler, requirement)
-        )
+        return sum(self._free(worker) for worker in self._ready(handler, requirement, seated))
 
     def delivering(self) -> list[Node]:
         """Return the live workers that deliver callbacks."""
@@ -167,7 +201,31 @@ class Roster:
             and worker.node.state is not WorkerState.DOWN
         ]
 
-    def _ready(self, handler: str, requirement: str) -> list[LiveWorker]:
+    def _free(self, worker: LiveWorker) -> int:
+        capacity = worker.node.capacity
+        free = max(0, capacity - worker.live_active)
+        if self.portion is None:
+            return free
+        use = worker.use = worker.use or Use(crc32(worker.node.worker_id.encode()))
+        return use.allowed(self.portion, capacity=capacity, free=free, now_ms=self._now_ms())
+
+    def _use(self, worker: LiveWorker, execution_id: str) -> None:
+        if execution_id not in self._own:
+            use = worker.use = worker.use or Use(crc32(worker.node.worker_id.encode()))
+            use.own += 1
+            self._own[execution_id] = OwnRun(worker.node.worker_id, use, self._now_ms())
+
+    def _forget_over(self) -> None:
+        """Count no longer what the workers do not have: the word of its end may have been lost."""
+        for execution_id, run in list(self._own.items()):
+            worker = self._workers.get(run.worker_id)
+            if worker is None or (
+                run.since_ms < worker.node.last_heartbeat - LISTED_MS
+                and execution_id not in worker.node.held
+            ):
+                self.over(execution_id)
+
+    def _ready(self, handler: str, requirement: str, seated: bool) -> list[LiveWorker]:
         oldest = self._oldest_beat()
         return [
             worker
@@ -175,6 +233,7 @@ class Roster:
             if worker.node.state is WorkerState.UP
             and not worker.suspect
             and not worker.draining
+            and (worker.seats or not seated)
             and worker.node.last_heartbeat >= oldest
             and meets(requirement, worker.node.labels)
         ]

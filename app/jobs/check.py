@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
+from zlib import crc32
 
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,6 +27,7 @@ from app.lifecycle.moves.submit import NewJob
 from app.lifecycle.reads import ensure_queue
 from app.lifecycle.requirement import RequirementTooLong, requirement_of
 from app.lifecycle.secret_marks import marks
+from app.lifecycle.term import FIRST, open_partitions
 from app.lifecycle.token import new_token
 from app.plumbing.json_text import Unencodable, plain_json
 from app.plumbing.sealed import NoSecretKeys
@@ -56,7 +58,8 @@ class Checker:
         self._sealer = ground.sealer
         self._min_interval_ms = ground.settings.min_interval_ms
         self._fleet = fleet
-        self._queues: dict[tuple[int, str, str], int] = {}
+        self._partitions = ground.settings.dispatch_partitions
+        self._queues: dict[tuple[int, str, str, int], int] = {}
 
     async def check(self, caller: Caller, sent: dict[str, Any]) -> Checked:
         """Check one job's shape and params and find its queue; nothing is stored yet.
@@ -97,7 +100,10 @@ class Checker:
             refusal = await refused_callback(self._fleet, request.callback_url)
         queue_id = 0
         if refusal is None:
-            queue_id = await self._queue(caller.tenant_id, request.job_handler, requirement)
+            partition = partition_of(caller.tenant_id, request.client_request_id, self._partitions)
+            queue_id = await self._queue(
+                caller.tenant_id, request.job_handler, requirement, partition
+            )
         new = NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
@@ -150,25 +156,36 @@ class Checker:
         owner = owner_of(tenant_id, sent["clientRequestId"])
         return kept_digest(digest, secret, owner, self._sealer)
 
-    async def _queue(self, tenant_id: int, job_handler: str, requirement: str) -> int:
-        key = (tenant_id, job_handler, requirement)
+    async def _queue(
+        self, tenant_id: int, job_handler: str, requirement: str, partition: int
+    ) -> int:
+        key = (tenant_id, job_handler, requirement, partition)
         known = self._queues.get(key)
         if known is not None:
             return known
 
         async def ensure(connection: AsyncConnection) -> int:
+            await open_partitions(connection, self._database, [partition])
             return await ensure_queue(
                 connection,
                 self._database,
                 tenant_id=tenant_id,
                 job_handler=job_handler,
                 requirement=requirement,
+                partition=partition,
             )
 
-        if len(self._queues) >= MAX_KNOWN_QUEUES:
+        if len(self._queues) >= MAX_KNOWN_QUEUES * self._partitions:
             self._queues.clear()
         self._queues[key] = queue_id = await self._database.write(ensure)
         return queue_id
+
+
+def partition_of(tenant_id: int, request_id: str, partitions: int) -> int:
+    """Return the partition of a new job: the same for a repeat, while their number stays."""
+    if partitions == 1:
+        return FIRST
+    return crc32(f"{tenant_id}:{request_id}".encode()) % partitions
 
 
 def owner_of(tenant_id: int, request_id: str) -> str:

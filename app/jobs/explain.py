@@ -41,7 +41,7 @@ class Explainer:
         run = None
         if job["status"] == JobStatus.RUNNING and job["execution_id"] is not None:
             run = (job_id, job["trigger_ts"])
-        told = await read_standings(self._ground, job["now_ms"], run)
+        told = await read_standings(self._ground, job["now_ms"], run, partition=job["partition_no"])
         return _document(found, reasons_of(found, told, self._standing.note()))
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from app.dispatch.standing import DispatcherNote, Standings
 from app.jobs.reason_codes import Reason, ReasonCode
+from app.lifecycle.term import FIRST
 from app.plumbing.clock import SKEW_REFUSE_MS, SKEW_WARN_MS
 
 NAMED: Final = 10
@@ -32,14 +33,14 @@ def why_not_dispatched(told: Standings, own: DispatcherNote) -> Iterator[Reason]
     if told.lock_held:
         skewed = [told.holder] if told.holder is not None else []
     else:
-        yield _without_lock(known)
+        yield _without_lock(known, told.partition)
         skewed = [one for one in known if one.dispatches]
     for one in skewed:
         if abs(one.skew_ms) > SKEW_WARN_MS:
             yield _skewed(one)
 
 
-def _without_lock(known: Sequence[DispatcherNote]) -> Reason:
+def _without_lock(known: Sequence[DispatcherNote], partition: int) -> Reason:
     able = [one for one in known if one.dispatches]
     if not able:
         why = "none of the dispatchers that are known takes part: all run with --no-dispatch"
@@ -49,8 +50,9 @@ def _without_lock(known: Sequence[DispatcherNote]) -> Reason:
         why = "it changes hands, or its last holder has just died"
     return Reason(
         ReasonCode.DISPATCHER_WITHOUT_LOCK,
-        f"No dispatcher holds the dispatch lock: {why}.",
+        f"No dispatcher holds the dispatch lock{_of(partition)}: {why}.",
         {
+            **({} if partition == FIRST else {"partition": partition}),
             "dispatchers": [
                 {"name": one.name, "dispatches": one.dispatches, "skewMs": one.skew_ms}
                 for one in known[:NAMED]
@@ -58,6 +60,10 @@ def _without_lock(known: Sequence[DispatcherNote]) -> Reason:
             "more": max(0, len(known) - NAMED),
         },
     )
+
+
+def _of(partition: int) -> str:
+    return "" if partition == FIRST else f" of partition {partition}"
 
 
 def _skewed(one: DispatcherNote) -> Reason:

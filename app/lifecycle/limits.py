@@ -93,7 +93,7 @@ _WAITING: Final = text(
     f"WHERE status IN ({int(JobStatus.WAITING)}, {int(JobStatus.BLOCKED)}) "
     "AND queue_id IN :queues LIMIT :most) AS counted"
 ).bindparams(bindparam("queues", expanding=True))
-_QUEUES: Final = text("SELECT id FROM queue WHERE tenant_id = :tenant AND partition_no = 0")
+_QUEUES: Final = text("SELECT id FROM queue WHERE tenant_id = :tenant")
 
 
 async def count_waiting(connection: AsyncConnection, tenant_id: int, *, most: int) -> int:

@@ -205,12 +205,16 @@ class QueueRow:
     tenant_id: int
     job_handler: str
     requirement: str
+    partition: int = 0
 
 
 async def read_queues(connection: AsyncConnection, *, after_id: int) -> list[QueueRow]:
-    """Return the queues with a higher id: a row for each handler, requirement and tenant."""
+    """Return the queues with a higher id: a row for each that `QueueRow` tells apart."""
     rows = await connection.execute(
-        text("SELECT id, tenant_id, job_handler, requirement FROM queue WHERE id > :after"),
+        text(
+            "SELECT id, tenant_id, job_handler, requirement, partition_no FROM queue "
+            "WHERE id > :after"
+        ),
         {"after": after_id},
     )
     return [QueueRow(*row) for row in rows]
@@ -223,19 +227,25 @@ async def ensure_queue(
     tenant_id: int,
     job_handler: str,
     requirement: str,
+    partition: int = 0,
 ) -> int:
     """Return the id of a queue, which is created when it is new."""
-    key = {"tenant": tenant_id, "handler": job_handler, "requirement": requirement}
+    key = {
+        "tenant": tenant_id,
+        "handler": job_handler,
+        "requirement": requirement,
+        "partition": partition,
+    }
     find = text(
         "SELECT id FROM queue WHERE job_handler = :handler AND requirement = :requirement "
-        "AND tenant_id = :tenant AND partition_no = 0"
+        "AND tenant_id = :tenant AND partition_no = :partition"
     )
     found = (await connection.execute(find, key)).scalar_one_or_none()
     if found is None:
         await connection.execute(
             text(
                 "INSERT INTO queue (tenant_id, job_handler, requirement, partition_no) "
-                "VALUES (:tenant, :handler, :requirement, 0) " + database.keep_first("id")
+                "VALUES (:tenant, :handler, :requirement, :partition) " + database.keep_first("id")
             ),
             key,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,20 +28,32 @@ class RunningTask:
     claimed_at: int
     started_at: int | None
     accepted: bool
+    queue_id: int = 0
 
 
 _RUNNING: Final = (
     "SELECT j.id, j.execution_id, j.owner_worker_id, j.trigger_ts, j.attempt, j.timeout_ms, "
-    "l.claimed_at, l.started_at, l.status FROM job_info AS j {hint} "
-    "JOIN job_log AS l ON l.execution_id = j.execution_id "
+    "l.claimed_at, l.started_at, l.status, j.queue_id FROM job_info AS j {hint} "
+    "JOIN job_log AS l ON l.execution_id = j.execution_id {of}"
     f"WHERE j.status = {int(JobStatus.RUNNING)} AND j.kind = {int(JobKind.TASK)}"
 )
 
 
-async def read_running(connection: AsyncConnection, database: Database) -> list[RunningTask]:
-    """Return all RUNNING tasks; there are never more than the fleet has slots."""
+async def read_running(
+    connection: AsyncConnection, database: Database, *, of: Collection[int] | None = None
+) -> list[RunningTask]:
+    """Return all RUNNING tasks, or those of some partitions.
+
+    There are never more than the fleet has slots.
+    """
     hint = "" if database.is_sqlite else "FORCE INDEX (ix_job_info_claim)"
-    rows = await connection.execute(text(_RUNNING.format(hint=hint)))
+    own = ""
+    if of is not None:
+        own = (
+            "JOIN queue AS q ON q.id = j.queue_id "
+            f"AND q.partition_no IN ({', '.join(str(int(one)) for one in sorted(of))}) "
+        )
+    rows = await connection.execute(text(_RUNNING.format(hint=hint, of=own)))
     return [
         RunningTask(
             job_id=row.id,
@@ -53,6 +65,7 @@ async def read_running(connection: AsyncConnection, database: Database) -> list[
             claimed_at=row.claimed_at,
             started_at=row.started_at,
             accepted=row.status != ExecutionStatus.CLAIMED,
+            queue_id=row.queue_id,
         )
         for row in rows
     ]

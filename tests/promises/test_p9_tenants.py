@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -17,10 +18,16 @@ ROOT_KEY = "rootkey-of-the-platform"
 
 
 def platform_with_keys(
-    engine: Engine, new_platform: NewPlatform, *, capacity: int = SLOTS
+    engine: Engine,
+    new_platform: NewPlatform,
+    *,
+    capacity: int = SLOTS,
+    dispatchers: int = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> Platform:
-    """Start a platform whose callers have keys."""
-    platform = new_platform(engine, environment={"ONCUE_API_KEYS": f"root:{ROOT_KEY}"})
+    """Start the first dispatcher and a worker of a platform whose callers have keys."""
+    told = {**(environment or {}), "ONCUE_API_KEYS": f"root:{ROOT_KEY}"}
+    platform = new_platform(engine, dispatchers=dispatchers, environment=told)
     platform.http.headers["Authorization"] = f"Bearer {ROOT_KEY}"
     platform.dispatcher()
     platform.worker(capacity=capacity)

@@ -92,6 +92,7 @@ class Cluster:
         self.receiver = Receiver(history, dice)
         self.restart_seconds = 15.0
         self.quick = quick
+        self.partitions = 1
         self._boots: dict[str, int] = {}
         self._settings: dict[str, Any] = {}
         self._look: sqlite3.Connection | None = None
@@ -189,6 +190,7 @@ class Cluster:
             _env_file=None,
             database_url=f"sqlite+aiosqlite:///{self.database.path}",
             internal_token=SecretStr(TOKEN),
+            dispatch_partitions=self.partitions,
             callback_schedule_seconds=CALLBACK_SCHEDULE,
         )
         return settings

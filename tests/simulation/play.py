@@ -38,6 +38,8 @@ LOOK_SECONDS: Final = 2.0
 CALM_SECONDS: Final = 45.0
 """So long after everything is mended schedules go on, then they are cancelled."""
 REAL_ENGINE_EVERY: Final = 20
+PARTITIONS: Final = (1, 1, 2, 3)
+"""Of dispatch, by the seed."""
 JOBS: Final = (30, 70)
 BULK_SHARE: Final = 0.4
 
@@ -106,6 +108,7 @@ def _play(
         dice = random.Random(f"world {seed}")
         observe_with(history)
         cluster = Cluster(machine, history, dice, path, quick=quick)
+        cluster.partitions = PARTITIONS[seed % len(PARTITIONS)]
         stuck: list[str] = []
         try:
             loop.run_until_complete(_story(cluster, seed, seconds))

@@ -85,6 +85,8 @@ class RedisServer:
 
     def _from_lua(self, name: bytes, *arguments: Any) -> Any:
         value = self.command(name.decode(), *(_bytes(one) for one in arguments))
+        if isinstance(value, list):
+            return self._lua.table_from(value)
         # As Redis does: a nil reply is `false` to a script.
         return False if value is None else value
 
@@ -153,6 +155,26 @@ class RedisServer:
     def _do_hgetall(self, key: bytes) -> dict[bytes, bytes]:
         known = self._hash(key)
         return {bytes.fromhex(name): bytes.fromhex(value) for name, value in known.items()}
+
+    def _do_time(self) -> list[Value]:
+        return [str(int(part)).encode() for part in divmod(self._now() * 1e6, 1e6)]
+
+    def _do_zadd(self, key: bytes, score: bytes, member: bytes) -> int:
+        return self._do_hset(key, member, score)
+
+    def _do_zrem(self, key: bytes, *members: bytes) -> int:
+        return self._do_hdel(key, *members)
+
+    def _do_zremrangebyscore(self, key: bytes, least: bytes, most: bytes) -> int:
+        scores = self._do_hgetall(key)
+        old = [one for one, score in scores.items() if float(least) <= float(score) <= float(most)]
+        return self._do_hdel(key, *old)
+
+    def _do_zrange(self, key: bytes, first: bytes, last: bytes) -> list[Value]:
+        if (first, last) != (b"0", b"-1"):
+            raise NotImplementedError("ZRANGE of a part")
+        scores = self._do_hgetall(key)
+        return [one for _, one in sorted((float(score), one) for one, score in scores.items())]
 
     def _hash(self, key: bytes) -> dict[str, str]:
         value = self._do_get(key)

@@ -24,6 +24,8 @@ class Reassignment(NamedTuple):
     worker_id: str
     execution_id: str
     reason: str
+    counts: bool = True
+    """Whether it counts as given back: a job may be that only so often."""
 
 
 _RUNNING: Final = in_list(sources("reassign", JobKind.TASK))
@@ -32,6 +34,7 @@ _MOVED: Final[dict[str, ColumnType]] = {
     "refused": "TEXT",
     "worker": "TEXT",
     "execution": "TEXT",
+    "counts": "BIGINT",
 }
 _REASSIGN: Final = {
     sqlite: update_from_rows(
@@ -41,13 +44,14 @@ _REASSIGN: Final = {
         columns=_MOVED,
         assignments=(
             "owner_worker_id = v.v_worker, execution_id = v.v_execution, "
-            "returned = j.returned + 1, version = j.version + 1, claim_token = :token, "
+            "returned = j.returned + v.v_counts, version = j.version + 1, claim_token = :token, "
             "updated_at = :now"
         ),
         guard=(
             f"j.status IN ({_RUNNING}) AND j.execution_id = v.v_refused "
-            f"AND j.returned < {MAX_RETURNS} "
-            "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
+            f"AND j.returned + v.v_counts <= {MAX_RETURNS} "
+            "AND EXISTS (SELECT 1 FROM dispatch_term "
+            "WHERE partition_no = :partition AND term = :term)"
         ),
     )
     for sqlite in (True, False)
@@ -78,6 +82,7 @@ async def reassign(
     *,
     token: str,
     term: int,
+    partition: int = 0,
 ) -> list[Claimed]:
     """Give refused runs to other workers: same attempt, same triggerTs, a new execution.
 
@@ -94,12 +99,19 @@ async def reassign(
             "refused": move.refused_execution_id,
             "worker": move.worker_id,
             "execution": move.execution_id,
+            "counts": int(move.counts),
         }
         for move in by_job.values()
     ]
     await connection.execute(
         _REASSIGN[database.is_sqlite],
-        {"rows": rows_json(_MOVED, rows), "token": token, "now": now, "term": term},
+        {
+            "rows": rows_json(_MOVED, rows),
+            "token": token,
+            "now": now,
+            "term": term,
+            "partition": partition,
+        },
     )
     back = await connection.execute(_READ, {"ids": list(by_job), "token": token})
     own = [dict(row) for row in back.mappings()]

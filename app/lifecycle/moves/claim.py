@@ -162,7 +162,7 @@ _FREE: Final = {
     sqlite: text(
         f"SELECT {TASK_COLUMNS}, tenant_id, priority, version, concurrency_key, "
         "concurrency_limit, rate_key, rate_per_second, rate_due, "
-        "(SELECT term FROM dispatch_term WHERE partition_no = 0) AS term, "
+        "(SELECT term FROM dispatch_term WHERE partition_no = :partition) AS term, "
         f"{NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
         f"WHERE id IN :ids AND status = {_CLAIMABLE} ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
@@ -195,7 +195,8 @@ _CLAIM: Final = {
             f"AND j.next_trigger_time <= {NOW_MS[sqlite]} + :ahead "
             "AND j.stopping_execution_id IS NULL AND (j.expires_at IS NULL OR j.attempt > 0 "
             "OR (j.expires_at > :now AND j.expires_at > j.next_trigger_time)) "
-            "AND EXISTS (SELECT 1 FROM dispatch_term WHERE partition_no = 0 AND term = :term)"
+            "AND EXISTS (SELECT 1 FROM dispatch_term "
+            "WHERE partition_no = :partition AND term = :term)"
         ),
     )
     for sqlite in (True, False)
@@ -241,10 +242,13 @@ async def claim(
     *,
     token: str,
     term: int,
+    partition: int = 0,
     ahead_ms: int = 0,
     later: list[Claimable] | None = None,
 ) -> list[Claimed]:
     """Claim what is still free of `assignments`, and return exactly what this call won.
+
+    All of them are of the partition whose lock has the `term`.
 
     Rows that another transaction holds are skipped, not waited for. Safe to repeat with the
     same token: what an earlier, unacknowledged commit won is returned again. What is due within
@@ -252,7 +256,9 @@ async def claim(
     a later time is put into `later`.
     """
     wanted = {row.job_id: row for row in sorted(assignments)}
-    found = await connection.execute(_FREE[database.is_sqlite], {"ids": list(wanted)})
+    found = await connection.execute(
+        _FREE[database.is_sqlite], {"ids": list(wanted), "partition": partition}
+    )
     free: Sequence[RowMapping] = found.mappings().all()
     now = free[0]["now_ms"] if free else 0
     keyed = [row for row in free if row["concurrency_key"] or row["rate_key"]]
@@ -270,6 +276,7 @@ async def claim(
                 ),
                 "token": token,
                 "term": term,
+                "partition": partition,
                 "now": now,
                 "ahead": ahead_ms,
             },

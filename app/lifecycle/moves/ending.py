@@ -16,7 +16,8 @@ class Ending:
     `result` is JSON text in clear; a `secret` one is stored sealed.
     `deliver_by` names the worker that will deliver the callback at once.
     `in_term` is set where a dispatcher, not the worker, gives a run back: it counts only in that
-    term and while no worker is known to have the run, since a later holder may have sent it.
+    term of `in_partition` and while no worker is known to have the run, since a later holder may
+    have sent it. What does not `count` may be given back any number of times.
     Step times are epoch ms of the database's clock as the worker estimates it.
     """
 
@@ -35,6 +36,8 @@ class Ending:
     reason: str | None = None
     deliver_by: str | None = None
     in_term: int | None = None
+    in_partition: int = 0
+    counts: bool = True
     secret: bool = False
 
 

@@ -165,10 +165,10 @@ async def settle(
         _LOGS, {"executions": sorted({e.execution_id for e in endings})}
     )
     logs = {row["execution_id"]: row for row in found.mappings()}
-    fenced = any(ending.in_term is not None for ending in endings)
+    fenced = {ending.in_partition for ending in endings if ending.in_term is not None}
     batch = _Batch(
         now=int(next(iter(jobs.values()))["now_ms"]),
-        term=await read_term(connection) if fenced else None,
+        terms={one: await read_term(connection, one) for one in sorted(fenced)},
         sealer=sealer,
     )
     settled = [
@@ -185,10 +185,10 @@ async def settle(
 class _Batch:
     """Decides endings one by one, and gathers the rows that one write then changes."""
 
-    def __init__(self, *, now: int, term: int | None, sealer: Sealer) -> None:
+    def __init__(self, *, now: int, terms: Mapping[int, int], sealer: Sealer) -> None:
         self._now = now
         self._sealer = sealer
-        self._term = term
+        self._terms = terms
         self._done: set[str] = set()
         self._jobs: list[dict[str, Any]] = []
         self._logs: list[dict[str, Any]] = []
@@ -211,7 +211,8 @@ class _Batch:
             self._stale.append({"id": log["id"], "status": ending.status.name})
             return self._late(Settled.STALE, ending, job)
         if ending.in_term is not None and (
-            ending.in_term != self._term or log["status"] != ExecutionStatus.CLAIMED
+            ending.in_term != self._terms[ending.in_partition]
+            or log["status"] != ExecutionStatus.CLAIMED
         ):
             return Settlement(Settled.STALE, job["id"], status)
         self._done.add(ending.execution_id)
@@ -412,8 +413,8 @@ def _what_follows(
             return JobStatus.SUCCEEDED, due, attempt, returned
         case ExecutionStatus.CANCELLED:
             return JobStatus.CANCELLED, due, attempt, returned
-        case ExecutionStatus.RETURNED if returned < MAX_RETURNS:
-            return JobStatus.WAITING, due, attempt - 1, returned + 1
+        case ExecutionStatus.RETURNED if returned < MAX_RETURNS or not ending.counts:
+            return JobStatus.WAITING, due, attempt - 1, returned + ending.counts
         case (
             ExecutionStatus.FAILED
             | ExecutionStatus.TIMED_OUT

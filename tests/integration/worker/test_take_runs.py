@@ -17,7 +17,9 @@ from oncue.protocol import (
     RejectReason,
     Run,
     RunAnswer,
+    RunRequest,
     RunResponse,
+    Seat,
     run_key,
     run_mark,
 )
@@ -329,6 +331,38 @@ async def test_an_older_term_is_refused_however_the_newer_one_was_seen(
         await take(parts, term=8)
         with pytest.raises(StaleTerm):
             parts.intake.cancel(CancelRequest(term=7, execution_ids=[]))
+
+
+async def test_terms_of_partitions_are_told_apart(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    dispatcher.term = 7
+
+    def seated(partition: int, term: int) -> RunRequest:
+        return RunRequest(term=0, seat=Seat(partition=partition, term=term), runs=[])
+
+    async with open_worker() as parts:
+        answer = RunResponse.model_validate_json(await parts.intake.take(seated(1, 2)))
+        assert answer.seats
+        await parts.intake.take(seated(2, 1))
+        await parts.intake.take(seated(1, 3))
+        with pytest.raises(StaleTerm):
+            await parts.intake.take(seated(1, 2))
+        await take(parts, term=7)
+        with pytest.raises(StaleTerm):
+            await take(parts, term=6)
+
+
+async def test_a_worker_that_knows_no_partitions_refuses_a_seat(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    dispatcher.term = 7
+    body = RunRequest(term=0, seat=Seat(partition=1, term=9), runs=[]).model_dump(by_alias=True)
+    async with open_worker() as parts:
+        # As one of the last release reads it: what it does not know is not there.
+        with pytest.raises(StaleTerm):
+            await parts.intake.take(RunRequest.model_validate({**body, "seat": None}))
+        await take(parts, term=7)
 
 
 async def test_without_redis_nothing_starts_and_the_repeat_does(

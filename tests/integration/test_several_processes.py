@@ -1,0 +1,164 @@
+"""`oncue dispatcher --processes N`: several behind one port, kept running by another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from tests.support.child import Child
+from tests.support.engines import Engine
+from tests.support.ports import free_port
+from tests.support.processes import NewPlatform, Platform, Service
+from tests.support.wait import until
+
+PROCESSES = 3
+pytestmark = pytest.mark.timeout(200)
+
+
+def children_of(service: Service) -> set[int]:
+    """The dispatchers of a supervisor that runs."""
+    return {one.pid for one in psutil.Process(service.child.pid).children()}
+
+
+def instance_at(url: str) -> str:
+    """Which process answers on a new connection; raises OSError if none is ready."""
+    with closing(HTTPConnection(urlsplit(url).netloc, timeout=5)) as connection:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+        if answer.status != 200:
+            raise ConnectionError(body)
+        return str(body["instance"])
+
+
+def answering(url: str, pids: Callable[[], set[int]]) -> set[int]:
+    """Return the processes that answer, once each of `pids` has."""
+    seen: set[int] = set()
+
+    def all_answer() -> bool:
+        seen.add(int(instance_at(url).rpartition(":")[2]))
+        return seen >= pids()
+
+    until(all_answer, 60, what="every process to answer")
+    return seen
+
+
+def ports_in_a_row(count: int) -> int:
+    """Return the first of so many free ports."""
+
+    def found() -> int | None:
+        first = free_port()
+        with ExitStack() as taken:
+            try:
+                for port in range(first, first + count):
+                    taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                return None
+        return first
+
+    return until(found, what=f"{count} free ports in a row")
+
+
+def several(platform: Platform, *flags: str, **environment: str) -> Service:
+    return platform.dispatcher(
+        1, "--processes", str(PROCESSES), *flags, environment=environment or None
+    )
+
+
+def test_all_answer_one_that_is_killed_is_replaced_and_sigterm_drains_all(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(engine)
+    service = several(platform)
+    first = children_of(service)
+    assert len(first) == PROCESSES
+    assert answering(platform.url, lambda: children_of(service)) == first
+    platform.worker()
+    platform.wait_for_workers(1)
+    assert platform.ended(platform.submit("record", {"ms": 5}))["status"] == "SUCCEEDED"
+
+    killed = min(first)
+    os.kill(killed, signal.SIGKILL)
+    until(
+        lambda: len(children_of(service) - {killed}) == PROCESSES,
+        30,
+        what="another in the place of the one that was killed",
+    )
+    assert killed not in children_of(service)
+    answering(platform.url, lambda: children_of(service))
+    assert platform.ended(platform.submit("record", {"ms": 5}))["status"] == "SUCCEEDED"
+
+    running = platform.submit("record", {"ms": 300})
+    last = children_of(service)
+    assert service.terminate() == 0
+    assert not [pid for pid in last if psutil.pid_exists(pid)]
+    service.start()
+    assert platform.ended(running)["status"] == "SUCCEEDED"
+    starts = [line for line in platform.record(running) if line.event == "start"]
+    assert len(starts) == 1
+
+
+def test_they_share_the_partitions_and_each_is_asked_at_a_port_of_its_own(
+    sqlite_platform: Platform,
+) -> None:
+    own = ports_in_a_row(PROCESSES)
+    service = several(sqlite_platform, ONCUE_DISPATCH_PARTITIONS="6", ONCUE_PROCESS_PORTS=str(own))
+    urls = [f"http://127.0.0.1:{own + number}" for number in range(PROCESSES)]
+
+    def held(url: str) -> int:
+        with closing(HTTPConnection(urlsplit(url).netloc, timeout=5)) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        (line,) = [
+            one for one in text.splitlines() if one.startswith("oncue_dispatch_partitions_held{")
+        ]
+        assert f'instance="{instance_at(url)}"' in line
+        return int(float(line.split()[1]))
+
+    until(lambda: [held(url) for url in urls] == [2, 2, 2], 30, what="even shares")
+    assert len({instance_at(url) for url in urls}) == PROCESSES
+    assert service.terminate() == 0
+
+
+def test_they_end_when_the_process_that_keeps_them_is_killed(sqlite_platform: Platform) -> None:
+    service = several(sqlite_platform)
+    left = children_of(service)
+    service.child.kill_alone()
+    until(
+        lambda: not [pid for pid in left if psutil.pid_exists(pid)],
+        40,
+        what="the others to end",
+    )
+
+
+@pytest.mark.parametrize("why", ["port", "schema"])
+def test_it_ends_with_an_error_when_they_cannot_start(
+    servers: object, sqlite_engine: Engine, tmp_path: Path, why: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] if why == "port" else free_port()
+        child = Child(
+            "dispatcher",
+            [
+                Path(sys.executable).parent / "oncue",
+                *("dispatcher", "--processes", "2", "--host", "127.0.0.1", "--port", str(port)),
+            ],
+            log=tmp_path / "log",
+            environment={**os.environ, **sqlite_engine.environment},
+            directory=tmp_path,
+        )
+        child.start()
+        assert child.wait(60) == 2
+    said = child.log_tail()
+    assert ("is the port in use?" if why == "port" else "run `oncue migrate`") in said
