@@ -15,6 +15,7 @@ from app.migrate import migrate
 from tests.support.guardian import GUARDIAN
 from tests.support.mariadb import PrivateMariaDB
 from tests.support.missing import not_tested_here
+from tests.support.mysql import PrivateMySQL
 from tests.support.redis import PrivateRedis, PrivateValkey
 
 EngineName = Literal["sqlite+valkey", "mariadb+redis"]
@@ -64,8 +65,8 @@ class Servers:
 
     @functools.cached_property
     def mariadb(self) -> PrivateMariaDB:
-        """The shared MariaDB."""
-        return self._start(PrivateMariaDB())
+        """The shared MariaDB, or the MySQL that the environment names in its place."""
+        return self._start(PrivateMySQL() if PrivateMySQL.program() else PrivateMariaDB())
 
     @functools.cached_property
     def redis(self) -> PrivateRedis:

@@ -34,7 +34,7 @@ class PrivateMariaDB:
         self.port = free_port()
         self.directory = GUARDIAN.temporary_directory()
         self._user = getpass.getuser()
-        server = _program("mariadbd", "mysqld")
+        server = self.program()
         assert server is not None
         self._child = Child(
             "mariadbd",
@@ -59,10 +59,15 @@ class PrivateMariaDB:
             log=self.directory / "log",
         )
 
-    @staticmethod
-    def missing() -> str | None:
+    @classmethod
+    def program(cls) -> str | None:
+        """Return the path of the server's program, None if it is not installed."""
+        return _program("mariadbd", "mysqld")
+
+    @classmethod
+    def missing(cls) -> str | None:
         """Name the program that is not installed, or None when all are."""
-        if _program("mariadbd", "mysqld") is None:
+        if cls.program() is None:
             return "mariadbd"
         if _program("mariadb-install-db") is None:
             return "mariadb-install-db"
