@@ -24,7 +24,8 @@ _STUCK_DELAYS: Final = {
             "AND c.nominal_time = s.trigger_ts AND c.shard_index = 0 AND c.child_key = '' "
             f"WHERE s.status = {int(JobStatus.SCHEDULED)} AND s.queue_id = 0 "
             f"AND s.priority = {priority} AND s.next_trigger_time IS NULL "
-            f"AND (c.id IS NULL OR c.status IN ({in_list(TERMINAL_JOBS)}))"
+            f"AND (c.id IS NULL OR (c.status IN ({in_list(TERMINAL_JOBS)}) "
+            "AND c.stopping_execution_id IS NULL))"
             for priority in range(10)
         )
     )

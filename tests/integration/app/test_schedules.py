@@ -266,6 +266,24 @@ async def test_a_fixed_delay_counts_from_the_end_of_the_run(api: Door) -> None:
     assert first["id"] != second["id"]
 
 
+async def test_a_fixed_delay_waits_for_a_run_that_goes_on_after_its_end(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay", maxRetry=0)
+    await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    term = await new_term(api.database)
+    (run,) = await claimed(api.database, [child["id"]], term=term)
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT, stopping=True))
+    for _ in range(2):
+        assert (await job(api, made))["nextTriggerTime"] is None
+        await api.parts.spawner.mend()
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT))
+    (child,) = await children(api.database, made)
+    due = await value_of(
+        api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=made
+    )
+    assert due == child["finished_at"] + HOUR
+
+
 async def test_a_delay_whose_end_was_not_followed_up_is_mended(api: Door) -> None:
     made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
     await fired(api, back_ms=HOUR, schedule=made)
@@ -376,6 +394,21 @@ async def test_replace_cancels_the_run_and_waits_until_it_has_stopped(api: Door)
         JobStatus.CANCELLED,
         JobStatus.WAITING,
     ]
+
+
+async def test_replace_waits_for_a_timed_out_run_of_a_job_that_would_try_again(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="replace", maxRetry=3)
+    await fired(api, back_ms=HOUR, schedule=made)
+    (first,) = await children(api.database, made)
+    term = await new_term(api.database)
+    (run,) = await claimed(api.database, [first["id"]], term=term)
+    # Its thread goes on, its job waits for the next attempt.
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT, stopping=True))
+    await fired(api, back_ms=HOUR, schedule=made)
+    statuses = [one["status"] for one in await children(api.database, made)]
+    assert statuses == [JobStatus.CANCELLED, JobStatus.BLOCKED]
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT))
+    assert (await children(api.database, made))[1]["status"] == JobStatus.WAITING
 
 
 async def test_pause_puts_on_record_what_is_missed(api: Door) -> None:
