@@ -229,9 +229,8 @@ class ScheduleVerbs:
             # The caller's own change follows, and is what goes on record.
             silently = replace(asked, deed=None)
             await move_job(connection, job, silently, JobStatus.PAUSED, changes)
-        elif row["next_trigger_time"] is None or row["next_trigger_time"] > job["now_ms"] + spread:
-            return job
         else:
+            # Whatever its next time says: it is looked at later if it could not be planned.
             done = await fire_locked(
                 connection,
                 self._database,

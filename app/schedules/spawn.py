@@ -93,10 +93,11 @@ async def fire_locked(
         try:
             decision = decide(
                 row,
-                now_ms=now + ahead_ms,
+                now_ms=now,
                 grace_ms=grace_ms,
                 going=len(own.going),
                 waiting=len(own.waiting),
+                ahead_ms=ahead_ms,
             )
         except Exception:
             # A zone that is gone, say: one such schedule must not stop all others.

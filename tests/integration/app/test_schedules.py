@@ -507,6 +507,42 @@ async def test_patch_decides_the_fires_that_jitter_puts_off(api: Door, paused: b
     assert (ran, passed) == ((0, missed) if paused else (missed, 0))
 
 
+@pytest.mark.parametrize("policy", ["skip", "once", "all"])
+async def test_patch_takes_no_fire_for_missed_that_is_not_due_yet(api: Door, policy: str) -> None:
+    made = await schedule_of(
+        api,
+        clientRequestId="spread",
+        jitterMs=24 * HOUR,
+        overlapPolicy="allow",
+        misfirePolicy=policy,
+    )
+    row = (await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=made))[0]
+    spread = spread_ms_of(row)
+    put_off = spread // (2 * HOUR)
+    assert put_off > 2
+    await moved_back(api.database, made, put_off * HOUR)
+    answer = await patch(api, made, jitterMs=0)
+    assert answer.status_code == 200, answer.text
+    assert await skips(api.database, made) == []
+    runs = await children(api.database, made)
+    assert len(runs) == put_off
+    assert [one["next_trigger_time"] - one["nominal_time"] for one in runs] == [spread] * put_off
+
+
+async def test_patch_decides_what_is_due_of_a_schedule_that_could_not_be_planned(api: Door) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *", misfirePolicy="skip")
+    zone = "UPDATE job_info SET timezone = :zone WHERE id = :id"
+    await moved_back(api.database, made, 3 * HOUR)
+    await change(api.database, zone, zone="Mars/One", id=made)
+    await fired(api)
+    # The dispatcher that has the PATCH knows the zone.
+    await change(api.database, zone, zone="UTC", id=made)
+    assert (await patch(api, made, cronExpr="30 * * * *")).status_code == 200
+    assert [(one["count"], one["reason"]) for one in await skips(api.database, made)] == [
+        (3, "misfire_skip")
+    ]
+
+
 async def test_trigger_makes_a_run_now_once_for_each_request_id(api: Door) -> None:
     made = await schedule_of(api, params={"a": 1}, labels={"k": "v"})
     path = f"/openapi/jobs/{made}/trigger"
