@@ -280,6 +280,7 @@ _TRIED: Final = text(
 ).bindparams(bindparam("ids", expanding=True))
 _NOTED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
+    "tries": "BIGINT",
     "status": "BIGINT",
     "next": "BIGINT",
     "uncounted": "BIGINT",
@@ -302,7 +303,10 @@ _NOTE: Final = {
             f"owner_worker_id = CASE WHEN v.v_status = {_PENDING} THEN NULL "
             "ELSE j.owner_worker_id END"
         ),
-        guard=f"+j.status = {_PENDING}",
+        guard=(
+            f"+j.status = {_PENDING} AND (v.v_status = {int(DeliveryStatus.DELIVERED)} "
+            "OR (j.tries = v.v_tries AND j.owner_worker_id = :worker))"
+        ),
     )
     for sqlite in (True, False)
 }
@@ -347,8 +351,9 @@ async def note_tries(
     """Write what came of tries, and return the earliest next try, epoch ms.
 
     A success ends the delivery whichever try it was; a failure counts only for the newest try,
-    since another may already be under way. What was not tried is due again, uncounted, unless it
-    has been owed for longer than all pauses of the schedule: then it is given up.
+    while it is its worker's: another may be under way, or a redelivery may have been asked for.
+    What was not tried is due again, uncounted, unless it has been owed for longer than all pauses
+    of the schedule: then it is given up.
     """
     found = await connection.execute(_TRIED, {"ids": sorted({one.delivery_id for one in results})})
     rows = {row["delivery_id"]: row for row in found.mappings()}
@@ -367,15 +372,17 @@ async def note_tries(
     if changes:
         await connection.execute(
             _NOTE[database.is_sqlite],
-            {"rows": rows_json(_NOTED, [change.row() for change in _by_key(changes)])},
+            {
+                "rows": rows_json(_NOTED, [change.row() for change in _by_key(changes)]),
+                "worker": worker_id,
+            },
         )
     return min((change.next_try_at for change in changes if change.is_open), default=None)
 
 
 def _counts(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
-    if result.not_tried and row["owner_worker_id"] != worker_id:
-        return False
-    return result.delivered or bool(result.try_number == row["tries"])
+    is_current = row["tries"] == result.try_number and row["owner_worker_id"] == worker_id
+    return result.delivered or is_current
 
 
 async def _record(
@@ -431,6 +438,7 @@ class _AfterTry:
     def row(self) -> dict[str, Any]:
         return {
             "id": self.row_id,
+            "tries": self.result.try_number,
             "status": int(self.status),
             "next": self.next_try_at,
             "uncounted": int(self.result.not_tried),

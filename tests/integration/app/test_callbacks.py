@@ -104,6 +104,31 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
     assert (last["status"], last["lastStatusCode"], last["lastError"]) == ("EXHAUSTED", 500, "no")
 
 
+async def test_a_redelivery_outlives_the_failure_of_the_try_that_was_under_way(api: Door) -> None:
+    database = api.database
+    run = await running_job(database, callback_url=URL)
+    (settlement,) = await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+    assert settlement.delivery is not None
+    delivery_id = settlement.delivery.delivery_id
+    await api.client.post(f"/openapi/callbacks/{delivery_id}/redeliver")
+    due = await value_of(database, "SELECT next_try_at FROM callback_delivery")
+    failed = DeliveryResult(delivery_id=delivery_id, try_number=1, delivered=False, error="no")
+
+    async def note(result: DeliveryResult) -> None:
+        await database.write(
+            lambda connection: note_tries(
+                connection, database, [result], worker_id="w#boot", schedule_seconds=(5.0,)
+            )
+        )
+
+    await note(failed)
+    (row,) = (await page_of(api, run.job_id))["items"]
+    assert (row["status"], len(row["history"])) == ("PENDING", 1)
+    assert await value_of(database, "SELECT next_try_at FROM callback_delivery") == due
+    await note(failed.model_copy(update={"delivered": True}))
+    assert (await page_of(api, run.job_id))["items"][0]["status"] == "DELIVERED"
+
+
 async def test_a_callback_that_is_not_there_cannot_be_delivered(api: Door) -> None:
     answer = await api.client.post("/openapi/callbacks/nothing/redeliver")
     assert (answer.status_code, answer.json()["code"]) == (404, "callback_not_found")
