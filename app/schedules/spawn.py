@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
-from app.lifecycle.moves.backfill import find_backfills
+from app.lifecycle.moves.backfill import MOST_OPEN, find_backfills
 from app.lifecycle.moves.fire import (
     Fenced,
     Fire,
@@ -169,6 +169,8 @@ class Spawner:
         self._started_term: int | None = None
         self._loop = Loop("spawner", self._step, expected=(DatabaseUnavailable, Fenced))
         self._fills = False
+        self._filled = 0
+        self._broken_fills: dict[int, float] = {}
         ground.bus.subscribe(FIRE, self._on_signal)
         ground.bus.subscribe(ENDED, self._on_end)
 
@@ -215,11 +217,28 @@ class Spawner:
             log.info("schedules_mended", freed=len(followed))
 
     async def fill(self) -> None:
-        """Let every open backfill go on as far as its concurrency allows."""
-        found = await self._database.read(find_backfills)
-        self._fills = bool(found)
+        """Let a page of the open backfills go on as far as their concurrency allows."""
+        after = self._filled
+        found = await self._database.read(
+            lambda connection: find_backfills(connection, after=after)
+        )
+        self._fills = bool(found) or after > 0
+        # Those that wait for their runs must not keep others from their turn.
+        self._filled = found[-1] if len(found) == MOST_OPEN else 0
+        now = time.monotonic()
+        self._broken_fills = {one: at for one, at in self._broken_fills.items() if at > now}
         for backfill_id in found:
-            born = await step_backfill(self._database, backfill_id)
+            if backfill_id in self._broken_fills:
+                continue
+            try:
+                born = await step_backfill(self._database, backfill_id)
+            except DatabaseUnavailable:
+                raise
+            except Exception:
+                # A zone that is gone, as with schedules: it must not stop all others.
+                log.exception("backfill_cannot_go_on", backfill_id=backfill_id)
+                self._broken_fills[backfill_id] = now + BROKEN_AGAIN_MS / 1000
+                continue
             wake(self._bus, born)
 
     async def _step(self) -> None:
