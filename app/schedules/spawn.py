@@ -166,6 +166,7 @@ class Spawner:
         self._grace_ms = round(ground.settings.misfire_grace_seconds * 1000)
         self._look = asyncio.Event()
         self._mend_at = float("-inf")
+        self._mended = 0
         self._started_term: int | None = None
         self._loop = Loop("spawner", self._step, expected=(DatabaseUnavailable, Fenced))
         self._fills = False
@@ -211,10 +212,11 @@ class Spawner:
 
     async def mend(self) -> None:
         """Free what waits for an end that was not followed up, by a crash or an old dispatcher."""
-        followed = await mend_schedules(self._database)
-        wake(self._bus, followed)
-        if followed:
-            log.info("schedules_mended", freed=len(followed))
+        mended = await mend_schedules(self._database, after=self._mended)
+        self._mended = mended.onward
+        wake(self._bus, mended.claimable)
+        if mended.claimable:
+            log.info("schedules_mended", freed=len(mended.claimable))
 
     async def fill(self) -> None:
         """Let a page of the open backfills go on as far as their concurrency allows."""

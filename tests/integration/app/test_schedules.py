@@ -15,6 +15,7 @@ from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
 from app.lifecycle.moves.backfill import NewBackfill, insert_backfill
 from app.lifecycle.moves.fire import Fenced, lock_due
 from app.lifecycle.moves.guard import Asked, lock_job
+from app.lifecycle.moves.mend import MOST
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
@@ -298,6 +299,40 @@ async def test_a_delay_whose_end_was_not_followed_up_is_mended(api: Door) -> Non
         api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=made
     )
     assert due == 77 + HOUR
+
+
+async def test_what_waits_is_mended_however_many_schedules_have_something_that_waits(
+    api: Door,
+) -> None:
+    made = 2 * MOST
+    await change(
+        api.database,
+        "UPDATE job_info SET id = :new WHERE id = :id",
+        new=made,
+        id=await schedule_of(api, overlapPolicy="queue"),
+    )
+    for _ in range(2):
+        await fired(api, back_ms=HOUR, schedule=made)
+    (first, second) = await children(api.database, made)
+    assert second["status"] == JobStatus.BLOCKED
+    # What waits of all these waits with reason: for the very run of the first.
+    for number in range(MOST):
+        await change(
+            api.database,
+            "INSERT INTO schedule_live (schedule_id, child_id, waits, backfill_id) "
+            "VALUES (:schedule, :going, 0, 0), (:schedule, :waiting, 1, 0)",
+            schedule=number + 1,
+            going=made,
+            waiting=second["id"],
+        )
+    await change(
+        api.database,
+        "UPDATE job_info SET status = 3, finished_at = 77 WHERE id = :id",
+        id=first["id"],
+    )
+    for _ in range(2):
+        await api.parts.spawner.mend()
+    assert (await children(api.database, made))[1]["status"] == JobStatus.WAITING
 
 
 async def test_max_fires_and_end_at_end_a_schedule(api: Door) -> None:
