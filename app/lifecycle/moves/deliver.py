@@ -207,7 +207,7 @@ def _deal(rows: Sequence[RowMapping], workers_of: Mapping[str, Sequence[str]]) -
 
 
 _GIVE_BACK: Final = text(
-    f"UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1 "
+    "UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1, owner_worker_id = NULL "
     f"WHERE delivery_id IN :ids AND owner_worker_id = :worker AND +status = {_PENDING}"
 ).bindparams(bindparam("ids", expanding=True))
 

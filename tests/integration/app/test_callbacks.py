@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.lifecycle.moves.deliver import note_tries, take_due
+from app.lifecycle.moves.deliver import give_back, note_tries, take_due
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus
 from oncue.protocol import DeliveryResult
 from tests.integration.app.rig import (
@@ -104,13 +104,23 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
     assert (last["status"], last["lastStatusCode"], last["lastError"]) == ("EXHAUSTED", 500, "no")
 
 
-async def test_a_redelivery_outlives_the_failure_of_the_try_that_was_under_way(api: Door) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_redelivery_outlives_the_failure_of_the_try_that_was_under_way(
+    api: Door, refused: bool
+) -> None:
     database = api.database
     run = await running_job(database, callback_url=URL)
     (settlement,) = await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
     assert settlement.delivery is not None
     delivery_id = settlement.delivery.delivery_id
     await api.client.post(f"/openapi/callbacks/{delivery_id}/redeliver")
+    if refused:
+        # Its worker does not take it again while it tries it.
+        hosts = {"127.0.0.1:9": ["w#boot"]}
+        await database.write(lambda connection: take_due(connection, database, hosts, limit=5))
+        await database.write(
+            lambda connection: give_back(connection, database, "w#boot", [delivery_id], pause_ms=9)
+        )
     due = await value_of(database, "SELECT next_try_at FROM callback_delivery")
     failed = DeliveryResult(delivery_id=delivery_id, try_number=1, delivered=False, error="no")
 
