@@ -125,6 +125,8 @@ class DispatchLoop:
         """Start a term from the rows: what runs where, and which sends were never answered."""
         self._sender.reset()
         self._quotas.forget()
+        # What is sent again may be of a queue that came while another held the lock.
+        self._reload_queues = True
         await self._refresh()
         self._queues.forget_positions()
         running = await self._database.read(
