@@ -277,6 +277,11 @@ async def test_a_fixed_delay_waits_for_a_run_that_goes_on_after_its_end(api: Doo
     for _ in range(2):
         assert (await job(api, made))["nextTriggerTime"] is None
         await api.parts.spawner.mend()
+    told = (await api.client.get(f"/openapi/jobs/{made}/explain")).json()["reasons"]
+    assert [one["details"]["children"] for one in told if "children" in one["details"]] == [
+        [child["id"]],
+        [child["id"]],
+    ]
     await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT))
     (child,) = await children(api.database, made)
     due = await value_of(
