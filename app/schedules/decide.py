@@ -86,6 +86,17 @@ def fires_left(row: Row) -> int | None:
     return None if row["max_fires"] is None else max(0, row["max_fires"] - row["fires"])
 
 
+def has_undecided(row: Row, *, now_ms: int) -> bool:
+    """Tell whether a nominal time until now is not decided, whatever the row's next time says.
+
+    Raises:
+        UnknownZone: nobody can tell.
+    """
+    times = times_of(row)
+    first = None if times is None else times.next_after(row["trigger_ts"])
+    return first is not None and first <= now_ms
+
+
 def decide(
     row: Row, *, now_ms: int, grace_ms: int, going: int, waiting: int, ahead_ms: int = 0
 ) -> Decision:
