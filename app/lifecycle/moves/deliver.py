@@ -340,6 +340,12 @@ _RECORD: Final = RowsInsert(
 )
 
 
+_FAILED: Final = text(
+    "SELECT delivery_key, COUNT(*) AS failed FROM callback_try WHERE job_id IN :jobs "
+    "AND delivery_key IN :deliveries AND delivered = 0 GROUP BY delivery_key"
+).bindparams(bindparam("jobs", expanding=True), bindparam("deliveries", expanding=True))
+
+
 async def note_tries(
     connection: AsyncConnection,
     database: Database,
@@ -364,10 +370,18 @@ async def note_tries(
     newest: dict[str, DeliveryResult] = {}
     for result in sorted(results, key=lambda one: (one.delivered, one.try_number)):
         newest[result.delivery_id] = result
-    changes = [
-        _after_try(row, newest[delivery_id], now, schedule_seconds)
+    counted = [
+        (row, newest[delivery_id])
         for delivery_id, row in rows.items()
         if row["status"] == _PENDING and _counts(row, newest[delivery_id], worker_id)
+    ]
+    failed = await _count_failed(
+        connection,
+        [row for row, one in counted if not (one.delivered or one.gone or one.not_tried)],
+    )
+    changes = [
+        _after_try(row, one, now, schedule_seconds, failed=failed.get(row["id"], 0))
+        for row, one in counted
     ]
     if changes:
         await connection.execute(
@@ -383,6 +397,23 @@ async def note_tries(
 def _counts(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
     is_current = row["tries"] == result.try_number and row["owner_worker_id"] == worker_id
     return result.delivered or is_current
+
+
+async def _count_failed(connection: AsyncConnection, rows: Sequence[RowMapping]) -> dict[int, int]:
+    """Count the tries that are known to have failed, this one too.
+
+    Others may have begun and never ended, with a worker that was lost: they used up nothing.
+    """
+    if not rows:
+        return {}
+    found = await connection.execute(
+        _FAILED,
+        {
+            "jobs": sorted({row["job_id"] for row in rows}),
+            "deliveries": sorted(row["id"] for row in rows),
+        },
+    )
+    return {row.delivery_key: row.failed for row in found}
 
 
 async def _record(
@@ -454,7 +485,12 @@ def _by_key(changes: Iterable[_AfterTry]) -> list[_AfterTry]:
 
 
 def _after_try(
-    row: RowMapping, result: DeliveryResult, now: int, schedule_seconds: tuple[float, ...]
+    row: RowMapping,
+    result: DeliveryResult,
+    now: int,
+    schedule_seconds: tuple[float, ...],
+    *,
+    failed: int,
 ) -> _AfterTry:
     pause: int | None
     if result.not_tried:
@@ -464,7 +500,7 @@ def _after_try(
     else:
         pause = next_try_pause_ms(
             schedule_seconds,
-            tries=result.try_number,
+            tries=failed,
             retry_after_ms=result.retry_after_ms,
             jitter=random.random(),
         )
