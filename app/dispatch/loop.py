@@ -139,6 +139,8 @@ class DispatchLoop:
         if not terms.keys() & self._begun.keys() - new:
             self._sender.reset()
         self._quotas.forget()
+        # What is sent again may be of a queue that came while another held the lock.
+        self._reload_queues = True
         await self._refresh()
         self._queues.forget_positions()
         running = await self._database.read(

@@ -41,7 +41,7 @@ from app.lifecycle.secret_marks import SECRET_PARAMS
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.sealed import Sealer
-from app.schedules.decide import FIXED_DELAY, first_fire, passed_over, spread_ms_of
+from app.schedules.decide import FIXED_DELAY, first_fire, has_undecided, passed_over, spread_ms_of
 from app.schedules.spawn import announce, fire_locked, skip_of, wake
 from app.schedules.zone import UnknownZone
 
@@ -229,7 +229,7 @@ class ScheduleVerbs:
             # The caller's own change follows, and is what goes on record.
             silently = replace(asked, deed=None)
             await move_job(connection, job, silently, JobStatus.PAUSED, changes)
-        elif row["next_trigger_time"] is None or row["next_trigger_time"] > job["now_ms"] + spread:
+        elif not _may_have_undecided(row, now_ms=job["now_ms"]):
             return job
         else:
             done = await fire_locked(
@@ -318,6 +318,15 @@ class ScheduleVerbs:
         ):
             raise _taken(known["id"], *fields)
         outcome.child_id = known["id"]
+        return True
+
+
+def _may_have_undecided(row: RowMapping, *, now_ms: int) -> bool:
+    """Tell whether times until now are to be decided; where nobody knows, firing puts it off."""
+    try:
+        # Its next time may be later: that of one that could not be planned is put off.
+        return has_undecided(row, now_ms=now_ms)
+    except UnknownZone:
         return True
 
 

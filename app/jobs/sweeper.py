@@ -40,6 +40,8 @@ STEP_SECONDS: Final = 0.2
 MOST_IN_A_STEP: Final = 50
 LOOK_SECONDS: Final = 1.0
 MOST_AT_ONCE: Final = 200
+NEXT_PAGE_SECONDS: Final = 0.05
+"""The pause between pages, where more than `MOST_AT_ONCE` operations are open."""
 PRUNE_SECONDS: Final = 600.0
 PRUNE_LIMIT: Final = 500
 DAY_MS: Final = 24 * 3600 * 1000
@@ -59,6 +61,8 @@ class Sweeper:
         self._schedules = ScheduleVerbs(ground)
         self._keep_ms = int(ground.settings.retention_days * DAY_MS)
         self._pruned_at = float("-inf")
+        self._after = 0
+        self._counted = 0
         self._asked = asyncio.Event()
         self._loop = Loop("bulk", self._turn, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(BULK, self._on_asked)
@@ -72,12 +76,19 @@ class Sweeper:
         await self._loop.stop()
 
     async def round(self, term: int) -> float:
-        """Give every open operation its step; return how many seconds nothing more may be done."""
+        """Give a page of open operations a step; return how many seconds nothing may be done."""
+        after = self._after
         operations, now = await self._database.read(
-            lambda connection: open_operations(connection, self._database, limit=MOST_AT_ONCE)
+            lambda connection: open_operations(
+                connection, self._database, after=after, limit=MOST_AT_ONCE
+            )
         )
-        self._metrics.bulk_open.set(len(operations))
-        pause = LOOK_SECONDS
+        # Slow ones, however many, must not keep others from their turn.
+        self._after = operations[-1].key if len(operations) == MOST_AT_ONCE else 0
+        self._counted = len(operations) + (self._counted if after else 0)
+        if not self._after:
+            self._metrics.bulk_open.set(self._counted)
+        pause = NEXT_PAGE_SECONDS if after or self._after else LOOK_SECONDS
         for operation in operations:
             if operation.resume_at <= now:
                 # One that was not this holder's to give means that another has the lock by now.

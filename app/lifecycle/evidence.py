@@ -63,7 +63,8 @@ _SCHEDULE: Final = text(
 )
 _GOING: Final = text(
     "SELECT c.id FROM schedule_live AS l JOIN job_info AS c ON c.id = l.child_id "
-    f"WHERE l.schedule_id = :id AND c.status NOT IN ({in_list(TERMINAL_JOBS)}) "
+    f"WHERE l.schedule_id = :id AND (c.status NOT IN ({in_list(TERMINAL_JOBS)}) "
+    "OR c.stopping_execution_id IS NOT NULL) "
     f"ORDER BY l.child_id LIMIT {CHILDREN_TOLD + 1}"
 )
 _HOLDERS: Final = text(

@@ -240,17 +240,19 @@ async def list_operations(
 
 
 async def open_operations(
-    connection: AsyncConnection, database: Database, *, limit: int
+    connection: AsyncConnection, database: Database, *, limit: int, after: int = 0
 ) -> tuple[list[Operation], int]:
-    """Return the oldest open operations of all tenants, and the time, epoch ms."""
+    """Return open operations of all tenants behind one, in order, and the time, epoch ms."""
     # Of each status by itself, in the order of the index.
     one = (
         f"SELECT {COLUMNS}, {database.now_ms} AS now_ms FROM bulk_operation "
-        "WHERE status = {status} ORDER BY id LIMIT {limit}"
+        "WHERE status = {status} AND id > {after} ORDER BY id LIMIT {limit}"
     )
     found: list[RowMapping] = []
     for status in OPEN_OPERATIONS:
-        rows = await connection.exec_driver_sql(one.format(status=int(status), limit=int(limit)))
+        rows = await connection.exec_driver_sql(
+            one.format(status=int(status), after=int(after), limit=int(limit))
+        )
         found += rows.mappings().all()
     oldest = sorted(found, key=lambda row: int(row["id"]))[:limit]
     return [operation_of(row) for row in oldest], int(found[0]["now_ms"]) if found else 0

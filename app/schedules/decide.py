@@ -86,8 +86,21 @@ def fires_left(row: Row) -> int | None:
     return None if row["max_fires"] is None else max(0, row["max_fires"] - row["fires"])
 
 
-def decide(row: Row, *, now_ms: int, grace_ms: int, going: int, waiting: int) -> Decision:
-    """Decide every fire of a schedule that is due by now.
+def has_undecided(row: Row, *, now_ms: int) -> bool:
+    """Tell whether a nominal time until now is not decided, whatever the row's next time says.
+
+    Raises:
+        UnknownZone: nobody can tell.
+    """
+    times = times_of(row)
+    first = None if times is None else times.next_after(row["trigger_ts"])
+    return first is not None and first <= now_ms
+
+
+def decide(
+    row: Row, *, now_ms: int, grace_ms: int, going: int, waiting: int, ahead_ms: int = 0
+) -> Decision:
+    """Decide every fire of a schedule that is due by now, or within `ahead_ms`.
 
     `going` and `waiting` count its children that have not ended: those that may run, and those
     that wait for them.
@@ -104,15 +117,17 @@ def decide(row: Row, *, now_ms: int, grace_ms: int, going: int, waiting: int) ->
         cursor_ms=row["trigger_ts"],
         now_ms=now_ms,
         spread_ms=spread_ms_of(row),
+        ahead_ms=ahead_ms,
     )
     runs, lapped, replaces = _lap(row, planned.runs, going=going, waiting=waiting)
-    cursor, following = planned.cursor_ms, planned.next_ms
+    cursor, following, passed = planned.cursor_ms, planned.next_ms, planned.passed
     if left is not None and len(runs) >= left:
         # The last run ends the schedule: what would follow is no fire of it.
         runs = runs[:left]
         cursor, following = runs[-1].nominal_ms, None
         lapped = [one for one in lapped if one < cursor]
-    return _decision(row, Plan(cursor, following, (), planned.passed), runs, lapped, replaces)
+        passed = tuple(one for one in passed if one.first_ms < cursor)
+    return _decision(row, Plan(cursor, following, (), passed), runs, lapped, replaces)
 
 
 def passed_over(row: Row, *, now_ms: int, reason: Literal["paused"]) -> Decision:

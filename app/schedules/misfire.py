@@ -8,10 +8,14 @@ work is bounded by the runs: what is passed over is counted, not walked.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 Policy = Literal["skip", "once", "all"]
 Reason = Literal["misfire_skip", "misfire_once", "over_cap", "outside_window", "paused"]
+
+
+MOST_AHEAD: Final = 1000
+"""Fires that are decided before they are due, at once."""
 
 
 class Times(Protocol):
@@ -114,15 +118,17 @@ def plan(
     cursor_ms: int,
     now_ms: int,
     spread_ms: int = 0,
+    ahead_ms: int = 0,
     fires_left: int | None = None,
 ) -> Plan:
-    """Decide every fire after the cursor that is due now.
+    """Decide every fire after the cursor that is due now, or within `ahead_ms`.
 
     `spread_ms` puts each fire off by so much (`interval.spread_of`). `fires_left` bounds the runs:
     the last one ends the schedule (`next_ms` is None), and what would follow is no fire of it.
+    What is not due yet cannot be missed: the newest `MOST_AHEAD` of those run at their times.
     """
     until = now_ms - spread_ms
-    newest = times.previous_before(until + 1)
+    newest = times.previous_before(until + ahead_ms + 1)
     if newest is None or newest <= cursor_ms:
         return Plan(cursor_ms, times.next_after(cursor_ms))
     missed_until = max(cursor_ms, until - rule.grace_ms - 1)
@@ -140,9 +146,9 @@ def plan(
             case "skip":
                 passed.append(_pass(times, too_old_until, missed_until, "misfire_skip"))
             case "once":
-                late = [newest]
-                passed.append(_pass(times, too_old_until, newest - 1, "misfire_once"))
-                on_time_after = newest
+                late = _newest(times, too_old_until, until, 1)
+                passed.append(_pass(times, too_old_until, late[0] - 1, "misfire_once"))
+                on_time_after = late[0]
             case "all":
                 late = _newest(times, too_old_until, missed_until, rule.cap)
                 first = late[0] if late else missed_until + 1
@@ -151,7 +157,12 @@ def plan(
         Run(nominal, now_ms + number * rule.spacing_ms, missed=True)
         for number, nominal in enumerate(late)
     ]
-    runs += [Run(nominal, nominal + spread_ms) for nominal in _each(times, on_time_after, newest)]
+    due = _each(times, on_time_after, min(until, newest))
+    not_due_after = max(cursor_ms, until)
+    ahead = _newest(times, not_due_after, newest, MOST_AHEAD)
+    if len(ahead) == MOST_AHEAD:
+        passed.append(_pass(times, not_due_after, ahead[0] - 1, "over_cap"))
+    runs += [Run(nominal, nominal + spread_ms) for nominal in (*due, *ahead)]
     decided = Plan(
         newest,
         times.next_after(newest),

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground
-from app.lifecycle.moves.backfill import find_backfills
+from app.lifecycle.moves.backfill import MOST_OPEN, find_backfills
 from app.lifecycle.moves.fire import (
     Fenced,
     Fire,
@@ -93,10 +93,11 @@ async def fire_locked(
         try:
             decision = decide(
                 row,
-                now_ms=now + ahead_ms,
+                now_ms=now,
                 grace_ms=grace_ms,
                 going=len(own.going),
                 waiting=len(own.waiting),
+                ahead_ms=ahead_ms,
             )
         except Exception:
             # A zone that is gone, say: one such schedule must not stop all others.
@@ -165,9 +166,12 @@ class Spawner:
         self._grace_ms = round(ground.settings.misfire_grace_seconds * 1000)
         self._look = asyncio.Event()
         self._mend_at = float("-inf")
+        self._mended = 0
         self._started_term: int | None = None
         self._loop = Loop("spawner", self._step, expected=(DatabaseUnavailable, Fenced))
         self._fills = False
+        self._filled = 0
+        self._broken_fills: dict[int, float] = {}
         ground.bus.subscribe(FIRE, self._on_signal)
         ground.bus.subscribe(ENDED, self._on_end)
 
@@ -208,17 +212,35 @@ class Spawner:
 
     async def mend(self) -> None:
         """Free what waits for an end that was not followed up, by a crash or an old dispatcher."""
-        followed = await mend_schedules(self._database)
-        wake(self._bus, followed)
-        if followed:
-            log.info("schedules_mended", freed=len(followed))
+        mended = await mend_schedules(self._database, after=self._mended)
+        self._mended = mended.onward
+        wake(self._bus, mended.claimable)
+        if mended.claimable:
+            log.info("schedules_mended", freed=len(mended.claimable))
 
     async def fill(self) -> None:
-        """Let every open backfill go on as far as its concurrency allows."""
-        found = await self._database.read(find_backfills)
-        self._fills = bool(found)
+        """Let a page of the open backfills go on as far as their concurrency allows."""
+        after = self._filled
+        found = await self._database.read(
+            lambda connection: find_backfills(connection, after=after)
+        )
+        self._fills = bool(found) or after > 0
+        # Those that wait for their runs must not keep others from their turn.
+        self._filled = found[-1] if len(found) == MOST_OPEN else 0
+        now = time.monotonic()
+        self._broken_fills = {one: at for one, at in self._broken_fills.items() if at > now}
         for backfill_id in found:
-            born = await step_backfill(self._database, backfill_id)
+            if backfill_id in self._broken_fills:
+                continue
+            try:
+                born = await step_backfill(self._database, backfill_id)
+            except DatabaseUnavailable:
+                raise
+            except Exception:
+                # A zone that is gone, as with schedules: it must not stop all others.
+                log.exception("backfill_cannot_go_on", backfill_id=backfill_id)
+                self._broken_fills[backfill_id] = now + BROKEN_AGAIN_MS / 1000
+                continue
             wake(self._bus, born)
 
     async def _step(self) -> None:

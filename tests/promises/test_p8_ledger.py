@@ -6,9 +6,10 @@ import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.fire import read_plan_row
@@ -240,11 +241,10 @@ async def fired_at(database: Database, schedule: int, now: int) -> None:
         await fire_locked(
             connection,
             database,
-            [row],
+            [cast(RowMapping, {**row, "now_ms": now})],
             grace_ms=10_000,
             token=new_token(),
             term=None,
-            ahead_ms=now - row["now_ms"],
         )
 
     await database.write(write)

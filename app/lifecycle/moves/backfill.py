@@ -87,12 +87,14 @@ async def insert_backfill(
     return row
 
 
-async def find_backfills(connection: AsyncConnection) -> list[int]:
-    """Return the open backfills, the oldest first: one step of an index when there is none."""
+async def find_backfills(connection: AsyncConnection, *, after: int) -> list[int]:
+    """Return `MOST_OPEN` open backfills behind one, in order: one step of an index if none is."""
     rows = await connection.execute(
         text(
-            f"SELECT id FROM schedule_backfill WHERE status = {OPEN} ORDER BY id LIMIT {MOST_OPEN}"
-        )
+            f"SELECT id FROM schedule_backfill WHERE status = {OPEN} AND id > :after "
+            f"ORDER BY id LIMIT {MOST_OPEN}"
+        ),
+        {"after": after},
     )
     return [row.id for row in rows]
 

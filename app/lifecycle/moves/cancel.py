@@ -91,6 +91,8 @@ async def cancel_job(
         job["priority"],
         stopped=stopped,
         owed=callback is not None,
+        # The run before may have timed out, and not be over yet.
+        goes_on=running or job["stopping_execution_id"] is not None,
         followed=followed,
     )
 

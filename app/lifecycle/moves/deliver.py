@@ -207,7 +207,7 @@ def _deal(rows: Sequence[RowMapping], workers_of: Mapping[str, Sequence[str]]) -
 
 
 _GIVE_BACK: Final = text(
-    f"UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1 "
+    "UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1, owner_worker_id = NULL "
     f"WHERE delivery_id IN :ids AND owner_worker_id = :worker AND +status = {_PENDING}"
 ).bindparams(bindparam("ids", expanding=True))
 
@@ -280,6 +280,7 @@ _TRIED: Final = text(
 ).bindparams(bindparam("ids", expanding=True))
 _NOTED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
+    "tries": "BIGINT",
     "status": "BIGINT",
     "next": "BIGINT",
     "uncounted": "BIGINT",
@@ -302,7 +303,10 @@ _NOTE: Final = {
             f"owner_worker_id = CASE WHEN v.v_status = {_PENDING} THEN NULL "
             "ELSE j.owner_worker_id END"
         ),
-        guard=f"+j.status = {_PENDING}",
+        guard=(
+            f"+j.status = {_PENDING} AND (v.v_status = {int(DeliveryStatus.DELIVERED)} "
+            "OR (j.tries = v.v_tries AND j.owner_worker_id = :worker))"
+        ),
     )
     for sqlite in (True, False)
 }
@@ -336,6 +340,12 @@ _RECORD: Final = RowsInsert(
 )
 
 
+_FAILED: Final = text(
+    "SELECT delivery_key, COUNT(*) AS failed FROM callback_try WHERE job_id IN :jobs "
+    "AND delivery_key IN :deliveries AND delivered = 0 GROUP BY delivery_key"
+).bindparams(bindparam("jobs", expanding=True), bindparam("deliveries", expanding=True))
+
+
 async def note_tries(
     connection: AsyncConnection,
     database: Database,
@@ -347,8 +357,9 @@ async def note_tries(
     """Write what came of tries, and return the earliest next try, epoch ms.
 
     A success ends the delivery whichever try it was; a failure counts only for the newest try,
-    since another may already be under way. What was not tried is due again, uncounted, unless it
-    has been owed for longer than all pauses of the schedule: then it is given up.
+    while it is its worker's: another may be under way, or a redelivery may have been asked for.
+    What was not tried is due again, uncounted, unless it has been owed for longer than all pauses
+    of the schedule: then it is given up.
     """
     found = await connection.execute(_TRIED, {"ids": sorted({one.delivery_id for one in results})})
     rows = {row["delivery_id"]: row for row in found.mappings()}
@@ -359,23 +370,50 @@ async def note_tries(
     newest: dict[str, DeliveryResult] = {}
     for result in sorted(results, key=lambda one: (one.delivered, one.try_number)):
         newest[result.delivery_id] = result
-    changes = [
-        _after_try(row, newest[delivery_id], now, schedule_seconds)
+    counted = [
+        (row, newest[delivery_id])
         for delivery_id, row in rows.items()
         if row["status"] == _PENDING and _counts(row, newest[delivery_id], worker_id)
+    ]
+    failed = await _count_failed(
+        connection,
+        [row for row, one in counted if not (one.delivered or one.gone or one.not_tried)],
+    )
+    changes = [
+        _after_try(row, one, now, schedule_seconds, failed=failed.get(row["id"], 0))
+        for row, one in counted
     ]
     if changes:
         await connection.execute(
             _NOTE[database.is_sqlite],
-            {"rows": rows_json(_NOTED, [change.row() for change in _by_key(changes)])},
+            {
+                "rows": rows_json(_NOTED, [change.row() for change in _by_key(changes)]),
+                "worker": worker_id,
+            },
         )
     return min((change.next_try_at for change in changes if change.is_open), default=None)
 
 
 def _counts(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
-    if result.not_tried and row["owner_worker_id"] != worker_id:
-        return False
-    return result.delivered or bool(result.try_number == row["tries"])
+    is_current = row["tries"] == result.try_number and row["owner_worker_id"] == worker_id
+    return result.delivered or is_current
+
+
+async def _count_failed(connection: AsyncConnection, rows: Sequence[RowMapping]) -> dict[int, int]:
+    """Count the tries that are known to have failed, this one too.
+
+    Others may have begun and never ended, with a worker that was lost: they used up nothing.
+    """
+    if not rows:
+        return {}
+    found = await connection.execute(
+        _FAILED,
+        {
+            "jobs": sorted({row["job_id"] for row in rows}),
+            "deliveries": sorted(row["id"] for row in rows),
+        },
+    )
+    return {row.delivery_key: row.failed for row in found}
 
 
 async def _record(
@@ -431,6 +469,7 @@ class _AfterTry:
     def row(self) -> dict[str, Any]:
         return {
             "id": self.row_id,
+            "tries": self.result.try_number,
             "status": int(self.status),
             "next": self.next_try_at,
             "uncounted": int(self.result.not_tried),
@@ -446,7 +485,12 @@ def _by_key(changes: Iterable[_AfterTry]) -> list[_AfterTry]:
 
 
 def _after_try(
-    row: RowMapping, result: DeliveryResult, now: int, schedule_seconds: tuple[float, ...]
+    row: RowMapping,
+    result: DeliveryResult,
+    now: int,
+    schedule_seconds: tuple[float, ...],
+    *,
+    failed: int,
 ) -> _AfterTry:
     pause: int | None
     if result.not_tried:
@@ -456,7 +500,7 @@ def _after_try(
     else:
         pause = next_try_pause_ms(
             schedule_seconds,
-            tries=result.try_number,
+            tries=failed,
             retry_after_ms=result.retry_after_ms,
             jitter=random.random(),
         )

@@ -447,6 +447,7 @@ async def _replace(
             done.followed += answer.followed
             if answer.stopped is not None:
                 done.stopped.append(answer.stopped)
+            if answer.goes_on:
                 done.busy.add(schedule["id"])
     return done
 

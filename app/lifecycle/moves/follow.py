@@ -115,7 +115,10 @@ async def follow_ends(connection: AsyncConnection, child_ids: Sequence[int]) -> 
             "nominal": child.nominal_time,
         }
         for child in children
-        if child.interval_mode == "fixedDelay" and not child.child_key and _is_over(child)
+        if child.interval_mode == "fixedDelay"
+        and not child.child_key
+        and child.stopping_execution_id is None
+        and _is_over(child)
     ]
     if delays:
         rows = rows_json(_NEXT, sorted(delays, key=lambda row: int(row["id"])))

@@ -37,6 +37,7 @@ class Changed:
     """The job is as the caller asked. `due_ms` is set if it waits to be claimed.
 
     `stopped` is the (worker, execution) that is to be stopped, `owed` tells of a callback,
+    `goes_on` of a run that is not known to be over: this one, or one before it.
     `followed` is what the end of a schedule's child, or of what held a key, brought about.
     """
 
@@ -46,6 +47,7 @@ class Changed:
     stopped: tuple[str, str] | None = None
     owed: bool = False
     repeated: bool = False
+    goes_on: bool = False
     followed: Followed = NOTHING
 
 

@@ -6,6 +6,7 @@ left, and a policy that was changed while a child ended.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import text
@@ -24,7 +25,8 @@ _STUCK_DELAYS: Final = {
             "AND c.nominal_time = s.trigger_ts AND c.shard_index = 0 AND c.child_key = '' "
             f"WHERE s.status = {int(JobStatus.SCHEDULED)} AND s.queue_id = 0 "
             f"AND s.priority = {priority} AND s.next_trigger_time IS NULL "
-            f"AND (c.id IS NULL OR c.status IN ({in_list(TERMINAL_JOBS)}))"
+            f"AND (c.id IS NULL OR (c.status IN ({in_list(TERMINAL_JOBS)}) "
+            "AND c.stopping_execution_id IS NULL))"
             for priority in range(10)
         )
     )
@@ -40,22 +42,32 @@ _SET_NEXT: Final = {
     for sqlite in (True, False)
 }
 _WAITING: Final = text(
-    "SELECT DISTINCT schedule_id FROM schedule_live WHERE waits = 1 "
+    "SELECT DISTINCT schedule_id FROM schedule_live WHERE waits = 1 AND schedule_id > :after "
     "ORDER BY schedule_id LIMIT :most"
 )
 
 
-async def mend_schedules(database: Database) -> tuple[Claimable, ...]:
-    """Set times that are missing, and return the waiting children that may run now."""
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """The waiting children that may run now, and behind which schedule to look on; 0 at the end."""
+
+    claimable: tuple[Claimable, ...] = ()
+    onward: int = 0
+
+
+async def mend_schedules(database: Database, *, after: int = 0) -> Mended:
+    """Set times that are missing, and free what waits of `MOST` schedules behind one."""
 
     async def look(connection: AsyncConnection) -> tuple[list[tuple[int, int, int]], list[int]]:
         stuck = await connection.execute(_STUCK_DELAYS[database.is_sqlite])
-        waiting = await connection.execute(_WAITING, {"most": MOST})
+        waiting = await connection.execute(_WAITING, {"after": after, "most": MOST})
         return [(row[0], row[1], row[2]) for row in stuck], [row[0] for row in waiting]
 
     stuck, waiting = await database.read(look)
+    # Most wait with reason, and must not keep the others from being looked at.
+    onward = waiting[-1] if len(waiting) == MOST else 0
     if not stuck and not waiting:
-        return ()
+        return Mended()
 
     async def mend(connection: AsyncConnection) -> tuple[Claimable, ...]:
         for schedule_id, nominal, ended in sorted(stuck)[:MOST]:
@@ -65,4 +77,4 @@ async def mend_schedules(database: Database) -> tuple[Claimable, ...]:
             )
         return await free_next(connection, waiting)
 
-    return await database.write(mend)
+    return Mended(await database.write(mend), onward)

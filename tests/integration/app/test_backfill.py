@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.jobs.retention import Retention
+from app.lifecycle.moves.backfill import MOST_OPEN
 from app.lifecycle.states import JobStatus
 from app.plumbing.times import rfc3339
 from tests.integration.app.rig import Door, change, door, new_term, rows_of, value_of
@@ -103,6 +104,39 @@ async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:
     assert states == [JobStatus.CANCELLED] * 2
     (row,) = (await api.client.get(f"/openapi/jobs/{made}/backfills")).json()["items"]
     assert (row["status"], row["spawned"]) == ("STOPPED", 2)
+
+
+async def test_a_backfill_that_cannot_be_planned_holds_up_no_other(api: Door) -> None:
+    made = [await schedule_of(api, cronExpr="0 * * * *", overlapPolicy="allow") for _ in range(2)]
+    for schedule in made:
+        await fired(api, back_ms=3 * HOUR, schedule=schedule)
+        (child,) = await children(api.database, schedule)
+        start = child["nominal_time"] - 2 * HOUR
+        assert (await backfilled(api, schedule, start, start)).status_code == 202
+    zone = "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id"
+    await change(api.database, zone, id=made[0])
+    await api.parts.spawner.fill()
+    assert [len(await children(api.database, schedule)) for schedule in made] == [1, 2]
+
+
+async def test_no_number_of_backfills_that_wait_keeps_another_from_its_turn(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="allow")
+    await fired(api, back_ms=3 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    start = child["nominal_time"] - 2 * HOUR
+    for number in range(MOST_OPEN):
+        await change(
+            api.database,
+            "INSERT INTO schedule_backfill (schedule_id, token, status, cursor_time, from_time, "
+            "to_time, max_concurrent, spawned, created_at) "
+            "VALUES (:schedule, :token, 0, 1, 1, 2, 0, 0, 1)",
+            schedule=made,
+            token=f"full-{number}",
+        )
+    assert (await backfilled(api, made, start, start)).status_code == 202
+    for _ in range(2):
+        await api.parts.spawner.fill()
+    assert len(await children(api.database, made)) == 2
 
 
 async def test_retention_takes_the_children_and_the_ledger_of_a_live_schedule(api: Door) -> None:

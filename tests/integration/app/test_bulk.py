@@ -13,6 +13,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.jobs import bulk
+from app.jobs.sweeper import MOST_AT_ONCE, NEXT_PAGE_SECONDS
 from app.lifecycle import lists
 from app.lifecycle.lists import Matching
 from app.lifecycle.moves import sweep as sweep_file
@@ -621,6 +622,27 @@ async def test_a_tenant_has_a_bounded_number_of_open_operations(one_api: Door) -
     assert (answer.status_code, answer.json()["code"]) == (409, "too_many_operations")
     assert (await one_api.client.post(f"/openapi/bulk/{made[0]}/cancel")).status_code == 200
     await started(one_api, "cancel", {"handler": "x"})
+
+
+async def test_no_number_of_slow_operations_keeps_another_from_its_turn(one_api: Door) -> None:
+    database = one_api.database
+    columns = "tenant_id, request_digest, action, filter, rate, status, until_id, after_id"
+    more = "after_finished, resume_at, matched, matched_is_minimum, refused, created_at, updated_at"
+    for number in range(MOST_AT_ONCE):
+        await change(
+            database,
+            f"INSERT INTO bulk_operation (operation_id, {columns}, {more}) VALUES (:slow, :tenant, "
+            "'{}', 'cancel', '{}', 0.1, 1, 0, 0, 0, 9000000000000, 0, 0, '{}', 1, 1)",
+            slow=f"slow-{number}",
+            tenant=1 + number // MOST_OPEN,
+        )
+    (job_id,) = await insert(database, 1)
+    operation_id = await started(one_api, "cancel", {"handler": "echo"})
+    term = await new_term(database)
+    for _ in range(2):
+        assert await one_api.parts.sweeper.round(term) <= NEXT_PAGE_SECONDS
+    assert (await look(one_api, operation_id))["status"] == "SUCCEEDED"
+    assert (await statuses(database))[job_id] is _S.CANCELLED
 
 
 async def test_open_operations_take_turns(one_api: Door) -> None:

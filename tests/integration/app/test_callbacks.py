@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.lifecycle.moves.deliver import note_tries, take_due
+from app.lifecycle.moves.deliver import give_back, note_tries, take_due
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus
 from oncue.protocol import DeliveryResult
 from tests.integration.app.rig import (
@@ -75,6 +75,11 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
         "next_try_at = 9000000000000",
         status=int(status),
     )
+    await change(
+        database,
+        "INSERT INTO callback_try (job_id, delivery_key, try_number, tried_at, worker_id, "
+        "delivered, latency_ms) SELECT job_id, id, 12, 1, 'w', 0, 1 FROM callback_delivery",
+    )
     (known,) = (await page_of(api, run.job_id))["items"]
     owed: list[Any] = []
     api.parts.ground.bus.subscribe("owed", owed.append)
@@ -102,6 +107,72 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
     )
     (last,) = (await page_of(api, run.job_id))["items"]
     assert (last["status"], last["lastStatusCode"], last["lastError"]) == ("EXHAUSTED", 500, "no")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_redelivery_outlives_the_failure_of_the_try_that_was_under_way(
+    api: Door, refused: bool
+) -> None:
+    database = api.database
+    run = await running_job(database, callback_url=URL)
+    (settlement,) = await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+    assert settlement.delivery is not None
+    delivery_id = settlement.delivery.delivery_id
+    await api.client.post(f"/openapi/callbacks/{delivery_id}/redeliver")
+    if refused:
+        # Its worker does not take it again while it tries it.
+        hosts = {"127.0.0.1:9": ["w#boot"]}
+        await database.write(lambda connection: take_due(connection, database, hosts, limit=5))
+        await database.write(
+            lambda connection: give_back(connection, database, "w#boot", [delivery_id], pause_ms=9)
+        )
+    due = await value_of(database, "SELECT next_try_at FROM callback_delivery")
+    failed = DeliveryResult(delivery_id=delivery_id, try_number=1, delivered=False, error="no")
+
+    async def note(result: DeliveryResult) -> None:
+        await database.write(
+            lambda connection: note_tries(
+                connection, database, [result], worker_id="w#boot", schedule_seconds=(5.0,)
+            )
+        )
+
+    await note(failed)
+    (row,) = (await page_of(api, run.job_id))["items"]
+    assert (row["status"], len(row["history"])) == ("PENDING", 1)
+    assert await value_of(database, "SELECT next_try_at FROM callback_delivery") == due
+    await note(failed.model_copy(update={"delivered": True}))
+    assert (await page_of(api, run.job_id))["items"][0]["status"] == "DELIVERED"
+
+
+async def test_tries_of_which_nobody_told_an_end_use_up_nothing_of_the_schedule(api: Door) -> None:
+    """Workers that took a callback and were lost have not called its receiver, for all we know."""
+    database = api.database
+    run = await running_job(database, callback_url=URL)
+    await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+    hosts = {"127.0.0.1:9": ["w#boot"]}
+    for _ in range(5):
+        await change(database, "UPDATE callback_delivery SET next_try_at = 1")
+        (taken,) = await database.write(
+            lambda connection: take_due(connection, database, hosts, limit=5)
+        )
+    assert taken.delivery.try_number == 6
+    shown = []
+    for number in (6, 7):
+        failed = DeliveryResult(
+            delivery_id=taken.delivery.delivery_id,
+            try_number=number,
+            delivered=False,
+            status_code=503,
+        )
+        await database.write(
+            lambda connection, failed=failed: note_tries(  # type: ignore[misc]
+                connection, database, [failed], worker_id="w#boot", schedule_seconds=(0.0, 1.0)
+            )
+        )
+        shown.append((await page_of(api, run.job_id))["items"][0]["status"])
+        await change(database, "UPDATE callback_delivery SET next_try_at = 1")
+        await database.write(lambda connection: take_due(connection, database, hosts, limit=5))
+    assert shown == ["PENDING", "EXHAUSTED"]
 
 
 async def test_a_callback_that_is_not_there_cannot_be_delivered(api: Door) -> None:

@@ -15,7 +15,17 @@ from app.lifecycle.reads import QueueRow, ensure_queue, read_queues
 from app.lifecycle.states import ExecutionStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import DatabaseUnavailable
-from tests.integration.app.rig import ending, new_term, opened, running_job, settled, value_of
+from tests.integration.app.rig import (
+    claimed,
+    door,
+    ending,
+    insert,
+    new_term,
+    opened,
+    running_job,
+    settled,
+    value_of,
+)
 from tests.support.engines import Engine
 
 READ_ONLY = 1290
@@ -40,6 +50,26 @@ async def test_an_old_holder_gives_nothing_back_and_reassigns_nothing(
             database, "SELECT execution_id FROM job_info WHERE id = :id", id=run.job_id
         )
         assert current == run.execution_id
+
+
+async def test_a_new_holder_knows_the_queues_of_the_runs_that_it_sends_again(
+    migrated_engine: Engine,
+) -> None:
+    """It gives what a worker refuses to another one: by the labels that the queue asks for."""
+    async with door(migrated_engine) as api:
+        loop = api.parts.loop
+        await loop._begin(await new_term(api.database))
+        # Another holder claims from a queue that was not there before; its wake-up was lost.
+        queue_id = await api.database.write(
+            lambda connection: ensure_queue(
+                connection, api.database, tenant_id=0, job_handler="echo", requirement="gpu=yes"
+            )
+        )
+        term = await new_term(api.database)
+        ids = await insert(api.database, queue_id=queue_id)
+        (run,) = await claimed(api.database, ids, term=term)
+        await loop._begin(term)
+        assert loop._queues.requirement(run.queue_id) == "gpu=yes"
 
 
 @pytest.mark.parametrize(

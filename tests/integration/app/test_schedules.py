@@ -15,6 +15,7 @@ from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
 from app.lifecycle.moves.backfill import NewBackfill, insert_backfill
 from app.lifecycle.moves.fire import Fenced, lock_due
 from app.lifecycle.moves.guard import Asked, lock_job
+from app.lifecycle.moves.mend import MOST
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
@@ -266,6 +267,29 @@ async def test_a_fixed_delay_counts_from_the_end_of_the_run(api: Door) -> None:
     assert first["id"] != second["id"]
 
 
+async def test_a_fixed_delay_waits_for_a_run_that_goes_on_after_its_end(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay", maxRetry=0)
+    await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    term = await new_term(api.database)
+    (run,) = await claimed(api.database, [child["id"]], term=term)
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT, stopping=True))
+    for _ in range(2):
+        assert (await job(api, made))["nextTriggerTime"] is None
+        await api.parts.spawner.mend()
+    told = (await api.client.get(f"/openapi/jobs/{made}/explain")).json()["reasons"]
+    assert [one["details"]["children"] for one in told if "children" in one["details"]] == [
+        [child["id"]],
+        [child["id"]],
+    ]
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT))
+    (child,) = await children(api.database, made)
+    due = await value_of(
+        api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=made
+    )
+    assert due == child["finished_at"] + HOUR
+
+
 async def test_a_delay_whose_end_was_not_followed_up_is_mended(api: Door) -> None:
     made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
     await fired(api, back_ms=HOUR, schedule=made)
@@ -280,6 +304,40 @@ async def test_a_delay_whose_end_was_not_followed_up_is_mended(api: Door) -> Non
         api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=made
     )
     assert due == 77 + HOUR
+
+
+async def test_what_waits_is_mended_however_many_schedules_have_something_that_waits(
+    api: Door,
+) -> None:
+    made = 2 * MOST
+    await change(
+        api.database,
+        "UPDATE job_info SET id = :new WHERE id = :id",
+        new=made,
+        id=await schedule_of(api, overlapPolicy="queue"),
+    )
+    for _ in range(2):
+        await fired(api, back_ms=HOUR, schedule=made)
+    (first, second) = await children(api.database, made)
+    assert second["status"] == JobStatus.BLOCKED
+    # What waits of all these waits with reason: for the very run of the first.
+    for number in range(MOST):
+        await change(
+            api.database,
+            "INSERT INTO schedule_live (schedule_id, child_id, waits, backfill_id) "
+            "VALUES (:schedule, :going, 0, 0), (:schedule, :waiting, 1, 0)",
+            schedule=number + 1,
+            going=made,
+            waiting=second["id"],
+        )
+    await change(
+        api.database,
+        "UPDATE job_info SET status = 3, finished_at = 77 WHERE id = :id",
+        id=first["id"],
+    )
+    for _ in range(2):
+        await api.parts.spawner.mend()
+    assert (await children(api.database, made))[1]["status"] == JobStatus.WAITING
 
 
 async def test_max_fires_and_end_at_end_a_schedule(api: Door) -> None:
@@ -378,6 +436,21 @@ async def test_replace_cancels_the_run_and_waits_until_it_has_stopped(api: Door)
     ]
 
 
+async def test_replace_waits_for_a_timed_out_run_of_a_job_that_would_try_again(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="replace", maxRetry=3)
+    await fired(api, back_ms=HOUR, schedule=made)
+    (first,) = await children(api.database, made)
+    term = await new_term(api.database)
+    (run,) = await claimed(api.database, [first["id"]], term=term)
+    # Its thread goes on, its job waits for the next attempt.
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT, stopping=True))
+    await fired(api, back_ms=HOUR, schedule=made)
+    statuses = [one["status"] for one in await children(api.database, made)]
+    assert statuses == [JobStatus.CANCELLED, JobStatus.BLOCKED]
+    await settled(api.database, ending(run, ExecutionStatus.TIMED_OUT))
+    assert (await children(api.database, made))[1]["status"] == JobStatus.WAITING
+
+
 async def test_pause_puts_on_record_what_is_missed(api: Door) -> None:
     made = await schedule_of(api)
     assert (await api.client.post(f"/openapi/jobs/{made}/pause")).json()["status"] == "PAUSED"
@@ -472,6 +545,42 @@ async def test_patch_decides_the_fires_that_jitter_puts_off(api: Door, paused: b
     ran = len(await children(api.database, made))
     passed = sum(one["count"] for one in await skips(api.database, made))
     assert (ran, passed) == ((0, missed) if paused else (missed, 0))
+
+
+@pytest.mark.parametrize("policy", ["skip", "once", "all"])
+async def test_patch_takes_no_fire_for_missed_that_is_not_due_yet(api: Door, policy: str) -> None:
+    made = await schedule_of(
+        api,
+        clientRequestId="spread",
+        jitterMs=24 * HOUR,
+        overlapPolicy="allow",
+        misfirePolicy=policy,
+    )
+    row = (await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=made))[0]
+    spread = spread_ms_of(row)
+    put_off = spread // (2 * HOUR)
+    assert put_off > 2
+    await moved_back(api.database, made, put_off * HOUR)
+    answer = await patch(api, made, jitterMs=0)
+    assert answer.status_code == 200, answer.text
+    assert await skips(api.database, made) == []
+    runs = await children(api.database, made)
+    assert len(runs) == put_off
+    assert [one["next_trigger_time"] - one["nominal_time"] for one in runs] == [spread] * put_off
+
+
+async def test_patch_decides_what_is_due_of_a_schedule_that_could_not_be_planned(api: Door) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *", misfirePolicy="skip")
+    zone = "UPDATE job_info SET timezone = :zone WHERE id = :id"
+    await moved_back(api.database, made, 3 * HOUR)
+    await change(api.database, zone, zone="Mars/One", id=made)
+    await fired(api)
+    # The dispatcher that has the PATCH knows the zone.
+    await change(api.database, zone, zone="UTC", id=made)
+    assert (await patch(api, made, cronExpr="30 * * * *")).status_code == 200
+    assert [(one["count"], one["reason"]) for one in await skips(api.database, made)] == [
+        (3, "misfire_skip")
+    ]
 
 
 async def test_trigger_makes_a_run_now_once_for_each_request_id(api: Door) -> None:

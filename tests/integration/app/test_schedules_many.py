@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from app.lifecycle.moves.fire import due_sql
-from app.lifecycle.moves.mend import mend_schedules
+from app.lifecycle.moves.mend import Mended, mend_schedules
 from app.plumbing.database import Database
 from tests.integration.app.rig import change, door, new_term, rows_of, value_of
 from tests.integration.app.test_claim_plan import explained, found_in
@@ -69,7 +69,7 @@ async def test_ten_thousand_due_among_a_hundred_thousand_at_rest(migrated_engine
         )
         assert spawned == [{"count": DUE, "parents": DUE, "first": now - 999, "last": now}]
         assert await value_of(database, "SELECT COUNT(*) FROM schedule_live") == DUE
-        assert await mend_schedules(database) == ()
+        assert await mend_schedules(database) == Mended()
 
 
 def _arms(rows: list[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.schedules.interval import IntervalTimes
 from app.schedules.misfire import (
+    MOST_AHEAD,
     Between,
     MisfireRule,
     Passed,
@@ -185,6 +186,7 @@ def test_a_year_away_costs_no_more_than_the_runs(times: Times, policy: Policy) -
     window=st.none() | st.integers(0, 400),
     cap=st.integers(0, 10),
     spread=st.integers(0, 50),
+    ahead=st.just(0) | st.integers(0, 50),
 )
 def test_every_fire_is_decided_once_and_those_that_run_are_the_promised_ones(
     every: int,
@@ -194,11 +196,12 @@ def test_every_fire_is_decided_once_and_those_that_run_are_the_promised_ones(
     window: int | None,
     cap: int,
     spread: int,
+    ahead: int,
 ) -> None:
     times = IntervalTimes(every, 0)
     cursor, now = 1000 // every * every, 1000 + away
     rule = MisfireRule(policy, grace_ms=grace, window_ms=window, cap=cap, spacing_ms=7)
-    decided = plan(times, rule, cursor_ms=cursor, now_ms=now, spread_ms=spread)
+    decided = plan(times, rule, cursor_ms=cursor, now_ms=now, spread_ms=spread, ahead_ms=ahead)
     due = list(range(cursor + every, now - spread + 1, every))
     late = [fire for fire in due if now - (fire + spread) > grace]
     old = [fire for fire in late if window is not None and now - (fire + spread) > window]
@@ -208,6 +211,11 @@ def test_every_fire_is_decided_once_and_those_that_run_are_the_promised_ones(
         wanted = due[-1:]
     elif missed and policy == "all":
         wanted = [*missed[max(0, len(missed) - cap) :], *wanted]
+    # Those that are not due yet run at their times, whatever the rule for the missed.
+    first = max(cursor, (now - spread) // every * every) + every
+    not_due = range(first, now - spread + ahead + 1, every)
+    wanted += not_due
+    due += not_due
     assert nominal(decided) == wanted
     passed = [
         fire for one in decided.passed for fire in range(one.first_ms, one.last_ms + 1, every)
@@ -218,4 +226,12 @@ def test_every_fire_is_decided_once_and_those_that_run_are_the_promised_ones(
     assert decided.next_ms == decided.cursor_ms + every
     again = [run.due_ms for run in decided.runs if run.missed]
     assert all(later - earlier == 7 for earlier, later in pairwise(again))
-    assert all(run.due_ms <= now for run in decided.runs if not run.missed)
+    assert all(run.due_ms <= now + ahead for run in decided.runs if not run.missed)
+    assert all(run.due_ms == run.nominal_ms + spread for run in decided.runs if not run.missed)
+
+
+def test_of_very_many_that_are_not_due_yet_the_newest_run() -> None:
+    times = IntervalTimes(1, 0)
+    decided = plan(times, MisfireRule(), cursor_ms=50, now_ms=100, spread_ms=50, ahead_ms=5000)
+    assert nominal(decided) == list(range(5050 - MOST_AHEAD + 1, 5051))
+    assert [(one.count, one.reason) for one in decided.passed] == [(5000 - MOST_AHEAD, "over_cap")]
