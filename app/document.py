@@ -160,6 +160,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         operation["description"] += f"\n\nNeeds the role `{needed}`."
         trouble += [
             ("403", TITLE_OF["forbidden"]),
+            ("422", TITLE_OF["validation_failed"]),
             ("429", TITLE_OF["too_many_failures"]),
         ]
     for status, sentence in trouble:

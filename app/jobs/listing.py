@@ -118,13 +118,9 @@ def filter_of(query: Mapping[str, list[str]]) -> JobFilter:
     Raises:
         Problem: `validation_failed`.
     """
-    for name, values in query.items():
-        if len(values) > 1:
-            raise invalid(f"send it once; {COMBINATIONS}", pointer_to(name))
     asked = query.keys() - set(_OTHERS)
     if not any(asked <= set(together) for together in OFFERED):
-        unknown = sorted(asked - {name for together in OFFERED for name in together})
-        raise invalid(COMBINATIONS, *map(pointer_to, unknown[:1] or sorted(asked)))
+        raise invalid(COMBINATIONS, *map(pointer_to, sorted(asked)))
     given = {name: query[name][0] for name in FILTERS if name in query}
     for name, value in given.items():
         if not 1 <= len(value) <= 256 or "\0" in value:
