@@ -18,6 +18,11 @@ log = structlog.get_logger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1
+TEXT_KIND: Final = "[text]"
+SEALED_KIND: Final = "[secret]"
+"""Of the values that a field may have in two kinds."""
+_PYDANTICS: Final = frozenset(("[key]", TEXT_KIND, SEALED_KIND))
+"""What pydantic puts among the names of the fields that lead to a fault: it is not in the body."""
 
 STATUS_OF: Final = {
     "bad_request": 400,
@@ -138,13 +143,15 @@ class Problem(Exception):
         return STATUS_OF[self.code]
 
     def document(self) -> dict[str, Any]:
-        """Return the problem details object."""
+        """Return the problem details object; what points at no field of a 422 is of the whole."""
+        whole = {"errors": [{"pointer": "", "detail": self.detail}]} if self.status == 422 else {}
         return {
             "type": f"urn:oncue:problem:{self.code}",
             "title": TITLE_OF[self.code],
             "status": self.status,
             "code": self.code,
             "detail": self.detail,
+            **whole,
             **self.extras,
         }
 
@@ -168,7 +175,7 @@ def validation_problem(errors: list[Any]) -> Problem:
     """Turn pydantic's errors into one problem with a pointer and a sentence for each."""
     found = []
     for error in errors[:20]:
-        where = [part for part in error["loc"] if part not in ("body", "query", "path")]
+        where = [part for part in error["loc"] if part not in _PYDANTICS]
         found.append({"pointer": pointer_to(*where), "detail": _sentence(error)})
     first = found[0] if found else {"pointer": "", "detail": "the request is not valid"}
     detail = f"{_named(first['pointer'])}: {first['detail']}{and_more(len(errors))}"
@@ -205,7 +212,9 @@ def install_problems(app: FastAPI) -> None:
         if named is not None and request.method.lower() not in named:
             # The address stands for itself, yet was read as another one: `batch` as an id.
             return problem_response(*_method_problem(request, _methods(named)))
-        return problem_response(validation_problem(list(error.errors())))
+        # The framework says first which part of the request it is: the query, the path.
+        faults = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
+        return problem_response(validation_problem(faults))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
@@ -315,14 +324,21 @@ def problem_answers(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 
 _SENTENCES: Final = {
+    "dict_type": "must be an object",
     "extra_forbidden": "is not a field of this request",
     "missing": "is required",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "too_long": "must have at most {max_length}",
+    "too_short": "must have at least {min_length}",
 }
 
 
 def _sentence(error: Any) -> str:
-    known = _SENTENCES.get(error.get("type", ""))
-    return known or _printable(error["msg"].removeprefix("Value error, "))
+    known = _SENTENCES.get(error["type"])
+    if known is None:
+        return _printable(error["msg"].removeprefix("Value error, "))
+    return known.format_map(error.get("ctx", {}))
 
 
 def _named(pointer: str) -> str:
