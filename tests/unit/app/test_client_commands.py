@@ -13,6 +13,8 @@ from app.client.show import print_table, refusal
 from app.client.talk import BAD_USAGE
 from oncue import ApiError
 
+PLAIN_AND_SECRET = ("--callback-header", "X=1", "--callback-secret-header", "X=2")
+
 
 @pytest.mark.parametrize(
     ("words", "why"),
@@ -23,6 +25,12 @@ from oncue import ApiError
         (("submit", "--handler", "echo", "--params", "@/no/such/file"), "No such file"),
         (("submit", "--handler", "echo", "--run-at", "2030-01-01T00:00:00"), "with an offset"),
         (("submit", "--handler", "echo", "--label", "x"), "NAME=VALUE"),
+        (("submit", "--handler", "e", "--label", "x=1", "--label", "x=2"), "x is given twice"),
+        (
+            ("submit", "--handler", "e", "--callback-header", "X=1", "--callback-header", "X=2"),
+            "X is given twice",
+        ),
+        (("submit", "--handler", "e", *PLAIN_AND_SECRET), "X is given twice"),
         (("submit", "--handler", "echo", "--timeout", "5"), "--timeout is for --wait"),
         (("submit", "--handler", "echo", "--request-id", ""), "must not be empty"),
         (
