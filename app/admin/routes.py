@@ -60,7 +60,8 @@ def key_routes(*, keys: Gate, key_desk: KeyDesk) -> APIRouter:
     async def create_key(request: Request, caller: Identified) -> Response:
         """Make a key; the answer is the only place where it is ever shown."""
         require_json(request)
-        return json_answer(await key_desk.create(caller, await request.body()), 201, SECRET)
+        made = await key_desk.create(caller, await request.body())
+        return json_answer(made, 201, {"Location": f"/openapi/keys/{made['keyId']}", **SECRET})
 
     @router.get(
         "/keys",
@@ -144,7 +145,8 @@ def tenant_routes(*, keys: Gate, tenant_desk: TenantDesk) -> APIRouter:
     async def create_tenant(request: Request, caller: Identified) -> Response:
         """Make a tenant: for admins of the tenant 0, `default`."""
         require_json(request)
-        return json_answer(await tenant_desk.create(caller, await request.body()), 201)
+        made = await tenant_desk.create(caller, await request.body())
+        return json_answer(made, 201, {"Location": f"/openapi/tenants/{made['tenantId']}"})
 
     @router.get(
         "/tenants",
