@@ -310,7 +310,8 @@ def _problem(
         case Stale():
             return Problem(
                 "precondition_failed",
-                f"Job {job_id} has revision {answer.revision} now: look at it and decide again.",
+                f'Job {job_id} has the ETag "{answer.revision}" now, with its quotes, and If-Match '
+                "does not name it: look at the job and decide again.",
                 jobId=job_id,
             )
         case TooFew():
