@@ -226,7 +226,9 @@ def install_problems(app: FastAPI) -> None:
             return problem_response(*_method_problem(request, allowed))
         detail = str(error.detail)
         if code == "not_found":
-            detail = f"Nothing is at {_printable(request.url.path)}: see /docs."
+            path = request.url.path
+            advice = "try it without the slash at its end" if path.endswith("/") else "see /docs"
+            detail = f"Nothing is at {_printable(path)}: {advice}."
         return problem_response(Problem(code, detail), headers)
 
     @app.exception_handler(DatabaseUnavailable)

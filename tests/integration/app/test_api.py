@@ -190,6 +190,18 @@ async def test_a_body_that_is_nested_too_deep_is_told_the_limit(one_api: Door) -
     assert f"nested more than {MAX_DEPTH} deep" in refused.json()["detail"]
 
 
+async def test_a_slash_too_many_is_not_redirected_to_where_the_host_header_says(
+    one_api: Door,
+) -> None:
+    # Behind a proxy that ends TLS the redirect would lead to http://, and a key with it.
+    for path in ("/openapi/jobs/", "/openapi/jobs/1/", "/healthz/"):
+        answer = await one_api.client.get(path, headers={"Host": "elsewhere"})
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert "without the slash at its end" in answer.json()["detail"]
+        assert "location" not in answer.headers
+    assert "slash" not in (await one_api.client.get("/nothing")).json()["detail"]
+
+
 async def test_probes_may_use_head_and_a_browser_finds_the_documentation(one_api: Door) -> None:
     for path in ("/healthz", "/readyz", "/metrics"):
         assert (await one_api.client.head(path)).status_code == 200
