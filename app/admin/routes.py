@@ -29,13 +29,36 @@ from app.lifecycle.audit import AuditFilter
 from app.plumbing.database import Database
 
 KeyId = Annotated[
-    int, Path(ge=1, le=2**63 - 2, json_schema_extra={"format": "int64"}, alias="keyId")
+    int,
+    Path(
+        ge=1,
+        le=2**63 - 2,
+        json_schema_extra={"format": "int64"},
+        alias="keyId",
+        description="The `keyId` of a key, not its prefix.",
+    ),
 ]
-TenantId = Annotated[int, Path(ge=0, le=MAX_TENANT_ID, alias="tenantId")]
+TenantId = Annotated[
+    int,
+    Path(
+        ge=0,
+        le=MAX_TENANT_ID,
+        alias="tenantId",
+        description="The `tenantId` of a tenant; 0 is `default`.",
+    ),
+]
 OfTenant = Annotated[
     int | None, Query(ge=0, le=MAX_TENANT_ID, alias="tenantId", description="Those of one tenant.")
 ]
-WorkerId = Annotated[str, Path(min_length=1, max_length=128, alias="workerId")]
+WorkerId = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=128,
+        alias="workerId",
+        description="The `workerId` of a worker, its `#` written as `%23`.",
+    ),
+]
 SECRET = {"Cache-Control": "no-store"}
 _BODY = ("invalid_json", "body_too_large", "unsupported_media_type", "validation_failed")
 
