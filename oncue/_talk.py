@@ -49,7 +49,7 @@ from oncue.results import (
     Skipped,
     WebhookSecrets,
     Worker,
-    rfc3339,
+    given_moment,
 )
 from oncue.retries import Retries
 from oncue.submission import (
@@ -335,8 +335,8 @@ class Talks:
     ) -> Talk[Backfill]:
         """Have past fires run; a second try of it would find them done, or on their way."""
         asked = {
-            "from": rfc3339(first),
-            "to": rfc3339(last),
+            "from": given_moment("first", first),
+            "to": given_moment("last", last),
             "dryRun": dry_run,
             "maxConcurrent": max_concurrent,
         }

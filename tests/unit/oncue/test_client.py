@@ -39,6 +39,9 @@ JOB = {"jobId": 7, "jobName": "n", "jobHandler": "echo", "status": "WAITING", "l
 OPERATION = {"operationId": "op/1", "action": "cancel", "status": "RUNNING", "later": "field"}
 
 
+OF_A_JOB = ("run_at", "expires_at", "start_at", "end_at")
+
+
 class Server:
     """Answers from a script, the last answer for ever, and keeps the requests."""
 
@@ -200,6 +203,33 @@ def test_a_change_that_cannot_be_is_refused_at_once(
     server = Server(ok(JOB))
     with server.client() as client, pytest.raises(kind, match=why):
         client.revise(7, revision=0, **changes)
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("moment", "kind", "why"),
+    [
+        (datetime(2030, 1, 1), ValueError, "needs a time zone"),  # noqa: DTZ001 - the point
+        ("2030-01-01T00:00:00Z", TypeError, "is a datetime with a time zone, not '2030"),
+    ],
+)
+def test_a_moment_without_a_zone_is_not_guessed_to_be_of_this_machine(
+    moment: Any, kind: type[Exception], why: str
+) -> None:
+    server = Server(ok({}))
+    aware = datetime(2030, 1, 1, tzinfo=UTC)
+    with server.client() as client:
+        for ask in (
+            *(lambda name=name: client.submit("echo", **{name: moment}) for name in OF_A_JOB),
+            lambda: client.revise(7, revision=0, run_at=moment),
+            lambda: client.backfill(7, moment, aware),
+            lambda: client.backfill(7, aware, moment),
+            lambda: client.create_key("k", expires_at=moment),
+            lambda: client.audit(since=moment),
+            lambda: client.audit(until=moment),
+        ):
+            with pytest.raises(kind, match=why):
+                ask()  # type: ignore[no-untyped-call]
     assert not server.requests
 
 
