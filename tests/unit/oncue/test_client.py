@@ -179,6 +179,18 @@ async def test_an_async_submission_can_be_cancelled_between_tries() -> None:
     assert len(server.requests) == 1
 
 
+async def test_a_schedule_is_cancelled_with_or_without_what_it_has_made() -> None:
+    server = Server(ok({**JOB, "status": "CANCELLED"}))
+    with server.client() as client:
+        client.cancel(7)
+        client.cancel(7, children=True)
+    async with server.async_client() as client_of_a_loop:
+        await client_of_a_loop.cancel(7, children=True)
+    asked = [(sent.url.path, dict(sent.url.params)) for sent in server.requests]
+    path = "/openapi/jobs/7/cancel"
+    assert asked == [(path, {}), (path, {"children": "true"}), (path, {"children": "true"})]
+
+
 def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
     with Server(ok({})).client() as client:
         with pytest.raises(TypeError, match="no filter 'state'"):
