@@ -299,7 +299,7 @@ def _problem(
             return no_such_job(job_id)
         case NotPossible():
             able = ", ".join(answer.possible) or "nothing"
-            why = f" {_NOT_TRIGGERED[answer.status]}" if verb == "trigger" else ""
+            why = _why_not_triggered(answer) if verb == "trigger" else ""
             return Problem(
                 "verb_not_possible",
                 f"Job {job_id} is {answer.status.name}: {verb} is not possible, {able} is.{why}",
@@ -323,6 +323,12 @@ def _problem(
             return at_field(answer.fields[0], "is for schedules")
         case _:
             assert_never(answer)
+
+
+def _why_not_triggered(answer: NotPossible) -> str:
+    """Return what to know of the state; a schedule is not advised to be opened again."""
+    why = _NOT_TRIGGERED[answer.status]
+    return "" if "retry" in why and "retry" not in answer.possible else f" {why}"
 
 
 def _revisions(if_match: str) -> frozenset[int] | None:
