@@ -305,7 +305,7 @@ def _up(
     with exclusive_home(settings.home):
         settings, valkey = embed(settings)
         for busy in (settings.port, own.worker_port):
-            wait_for_port(settings.host, busy)
+            wait_for_port(settings.host, busy, _say)
         run_migrations(settings.database_url)
         key = _development_key(settings) if with_key else None
         try:
