@@ -203,18 +203,15 @@ def install_problems(app: FastAPI) -> None:
     """Make every error of the application, known or not, a problem details answer."""
 
     @app.exception_handler(Problem)
-    async def on_problem(_request: Request, problem: Problem) -> Response:
-        return problem_response(problem)
+    async def on_problem(request: Request, problem: Problem) -> Response:
+        return _misread(app, request, problem) or problem_response(problem)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        named = app.openapi()["paths"].get(request.url.path)
-        if named is not None and request.method.lower() not in named:
-            # The address stands for itself, yet was read as another one: `batch` as an id.
-            return problem_response(*_method_problem(request, _methods(named)))
         # The framework says first which part of the request it is: the query, the path.
         faults = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
-        return problem_response(validation_problem(faults))
+        problem = validation_problem(faults)
+        return _misread(app, request, problem) or problem_response(problem)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
@@ -251,6 +248,16 @@ def problem_of(error: Exception, path: str) -> Problem:
         )
     log.error("request_fault", path=path, exc_info=error)
     return Problem("internal_error", "The request failed; repeat it with the same clientRequestId.")
+
+
+def _misread(app: FastAPI, request: Request, problem: Problem) -> Response | None:
+    """Answer 405 where an address that stands for itself was read as another: `batch` as an id."""
+    if problem.status != 422:
+        return None
+    named = app.openapi()["paths"].get(request.url.path)
+    if named is None or request.method.lower() in named:
+        return None
+    return problem_response(*_method_problem(request, _methods(named)))
 
 
 def _method_problem(request: Request, allowed: str) -> tuple[Problem, dict[str, str]]:

@@ -67,6 +67,12 @@ async def test_a_verb_does_not_ignore_a_body_that_it_does_not_take(api: Door) ->
     assert (await api.client.get(f"/openapi/jobs/{job_id}")).json()["status"] == "WAITING"
 
 
+async def test_a_wrong_method_is_told_before_what_it_would_not_take(api: Door) -> None:
+    for asked in ({"params": {"chidren": "true"}}, {"json": {"jobs": []}}):
+        answer = await api.client.request("GET", "/openapi/jobs/batch", **asked)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 @pytest.mark.parametrize("nothing", [b"", b"{}", b"null", b" {} \n"])
 async def test_a_body_that_says_nothing_is_none(api: Door, nothing: bytes) -> None:
     job_id = await api.submitted(delayMs=60_000)
