@@ -68,7 +68,8 @@ async def test_a_verb_does_not_ignore_a_body_that_it_does_not_take(api: Door) ->
 
 
 async def test_a_wrong_method_is_told_before_what_it_would_not_take(api: Door) -> None:
-    for asked in ({"params": {"chidren": "true"}}, {"json": {"jobs": []}}):
+    sent: list[dict[str, Any]] = [{"params": {"chidren": "true"}}, {"json": {"jobs": []}}]
+    for asked in sent:
         answer = await api.client.request("GET", "/openapi/jobs/batch", **asked)
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
