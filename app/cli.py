@@ -67,6 +67,7 @@ Handlers = Annotated[
 REFUSED = 2
 FAULT = 70
 TERMINATED = 128 + signal.SIGTERM
+UNREAD = 128 + signal.SIGPIPE
 OWN_PACKAGES = {"app", "oncue", "worker"}
 FIRST_JOB = (
     '{"clientRequestId":"hello-1","jobName":"hello","jobHandler":"echo","params":{"hello":"world"}}'
@@ -260,6 +261,11 @@ def main() -> NoReturn:
         sentence = " ".join(error.format_message().split()).rstrip(".")
         _say(f"{sentence}: see `{command} --help`")
         code = error.exit_code
+    except SystemExit as ended:
+        # So typer ends, with a 1, when who reads the output has left: no job has ended otherwise.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        code = UNREAD
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         code = INTERRUPTED
@@ -330,7 +336,7 @@ def _up(
     with exclusive_home(settings.home):
         settings, valkey = embed(settings)
         for busy in (settings.port, own.worker_port):
-            wait_for_port(settings.host, busy)
+            wait_for_port(settings.host, busy, _say)
         run_migrations(settings.database_url)
         key = _development_key(settings) if with_key else None
         try:

@@ -53,6 +53,44 @@ _REQUESTS: Final[tuple[type[BaseModel], ...]] = (
 )
 
 
+EXAMPLES: Final[dict[str, Any]] = {
+    "SubmitBatch": {
+        "jobs": [
+            {"clientRequestId": "order-1001", "jobName": "close order 1001", "jobHandler": "echo"},
+            {"clientRequestId": "order-1002", "jobName": "close order 1002", "jobHandler": "echo"},
+        ]
+    },
+    "ChangeJob": {"priority": 9, "delayMs": 60_000},
+    "TriggerJob": {"params": {"orderId": 1001}},
+    "ResumeJob": {"missed": "skip"},
+    "BackfillJobs": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-31T23:59:59Z", "dryRun": True},
+    "SubmitBulk": {
+        "action": "retry",
+        "filter": {"status": "FAILED", "handler": "echo"},
+        "dryRun": True,
+    },
+    "CreateKey": {"name": "invoices", "roles": ["submit", "read"]},
+    "RotateKey": {"overlapSeconds": 3600},
+    "CreateTenant": {"name": "billing"},
+    "ChangeTenant": {"limits": {"weight": 3, "submissionsPerSecond": 50, "waitingJobs": 10_000}},
+    "KeepJobs": {"succeededDays": 7, "failedDays": 90},
+    "SetWebhookSecret": {"kind": "symmetric"},
+    "RotateWebhookSecret": {"overlapSeconds": 86_400},
+    "SetEgressAllow": {"networks": ["10.1.0.0/16"]},
+}
+"""A body for each schema: one that is made up of the schema sends every field, and is refused."""
+
+_OF_A_JOB: Final = {
+    "ETag": "The job's `revision`, for `If-Match`.",
+    "Retry-After": "Seconds after which to look again; not of a job that has ended.",
+}
+_RATES: Final = {
+    "RateLimit": "What is left, where the tenant has `submissionsPerSecond`.",
+    "RateLimit-Policy": "The limit, where there is one.",
+}
+_LOCATED: Final = frozenset(("create_key", "create_tenant", "submit_bulk", "submit_job"))
+
+
 def operation_id(route: APIRoute) -> str:
     """Name an operation after its function: stable, whatever its path."""
     return route.name
@@ -107,6 +145,8 @@ def _build(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _complete(path, operation)
+            _tell_example(operation)
+            _tell_headers(operation)
     _widen_integers(document)
     _part_unions(document)
     return document
@@ -160,6 +200,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         operation["description"] += f"\n\nNeeds the role `{needed}`."
         trouble += [
             ("403", TITLE_OF["forbidden"]),
+            ("422", TITLE_OF["validation_failed"]),
             ("429", TITLE_OF["too_many_failures"]),
         ]
     for status, sentence in trouble:
@@ -172,6 +213,41 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
                 },
             },
         )
+
+
+def _tell_example(operation: dict[str, Any]) -> None:
+    for body in operation.get("requestBody", {}).get("content", {}).values():
+        name = body["schema"].get("$ref", "").rpartition("/")[2]
+        if name in EXAMPLES:
+            body["example"] = EXAMPLES[name]
+
+
+def _tell_headers(operation: dict[str, Any]) -> None:
+    """Declare what an answer says beside its body."""
+    name = operation.get("operationId")
+    for status, answer in operation["responses"].items():
+        told: dict[str, str] = {}
+        if status == "401":
+            told["WWW-Authenticate"] = "How to send a key."
+        if status in ("429", "503"):
+            told["Retry-After"] = "Seconds after which another try may help."
+        if status in ("200", "201", "202"):
+            if _schema_of(answer) == "#/components/schemas/Job":
+                told |= _OF_A_JOB
+            if name in _LOCATED:
+                told["Location"] = "Where it is."
+        if name == "submit_job" and status in ("200", "202", "429"):
+            told |= _RATES
+        if told:
+            answer["headers"] = {
+                header: {"description": sentence, "schema": {"type": "string"}}
+                for header, sentence in told.items()
+            }
+
+
+def _schema_of(answer: dict[str, Any]) -> str:
+    schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+    return str(schema.get("$ref", ""))
 
 
 def _callback(operation: str, summary: str, when: str, schema: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ LONGEST_SOCKET_PATH: Final = 90
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 28.0
 PORT_FREE_SECONDS: Final = 20.0
+QUIET_SECONDS: Final = 1.0
 RESTART_PAUSE_SECONDS: Final = 1.0
 
 
@@ -74,10 +75,16 @@ def exclusive_home(home: Path) -> Iterator[None]:
     """Hold a home for this process; the lock ends with the process, however that ends.
 
     Raises:
-        StartRefused: another `oncue up` runs there.
+        StartRefused: another `oncue up` runs there, or it cannot be written to.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "up.lock").open("a+") as file:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = (home / "up.lock").open("a+")
+    except OSError as error:
+        raise StartRefused(
+            f"the home {home} cannot be used ({error.strerror}): choose another --home"
+        ) from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -327,13 +334,16 @@ async def when_ready(urls: list[str], stopping: asyncio.Event, then: Callable[[]
         then()
 
 
-def wait_for_port(host: str, port: int) -> None:
+def wait_for_port(host: str, port: int, say: Callable[[str], object]) -> None:
     """Return once a port can be listened on: a killed platform's processes may still be ending.
+
+    What it waits for is said, unless it is over at once.
 
     Raises:
         StartRefused: it stays in use.
     """
-    deadline = time.monotonic() + PORT_FREE_SECONDS
+    began = time.monotonic()
+    deadline, said = began + PORT_FREE_SECONDS, False
     while True:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -344,6 +354,12 @@ def wait_for_port(host: str, port: int) -> None:
                     raise StartRefused(
                         f"{host}:{port} cannot be used ({error.strerror}): choose another port"
                     ) from None
+                if not said and time.monotonic() > began + QUIET_SECONDS:
+                    said = True
+                    say(
+                        f"{host}:{port} cannot be used yet ({error.strerror}): "
+                        f"tried for {PORT_FREE_SECONDS:g} s"
+                    )
             else:
                 return
         time.sleep(0.1)

@@ -408,6 +408,7 @@ def _bare_app(lifespan: Any, edge: dict[str, Any]) -> ShortWays:
         lifespan=lifespan,
         generate_unique_id_function=operation_id,
         redoc_url=None,
+        redirect_slashes=False,
     )
     StandaloneDocs(app=app)
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict
 from urllib.parse import quote
 
 from oncue._talk import Send
-from oncue.results import ApiKey, Tenant, Worker, rfc3339
+from oncue.results import ApiKey, Tenant, Worker, given_moment
 from oncue.submission import json_body
 
 KEYS = "/openapi/keys"
@@ -53,7 +53,7 @@ def create_key(name: str, options: KeyOptions) -> Send:
         if (value := options.get(option)) is not None:
             body[field] = list(value) if option == "roles" else value  # type: ignore[call-overload]
     if (expires_at := options.get("expires_at")) is not None:
-        body["expiresAt"] = rfc3339(expires_at)
+        body["expiresAt"] = given_moment("expires_at", expires_at)
     return Send("POST", KEYS, body=json_body(body), repeatable=False)
 
 
@@ -138,7 +138,8 @@ def audit_query(narrowed: AuditFilter) -> Mapping[str, str]:
     for name, value in narrowed.items():
         if value is not None:
             wire = {"since": "from", "until": "to", "tenant_id": "tenantId"}.get(name, name)
-            query[wire] = rfc3339(value) if isinstance(value, datetime) else str(value)
+            instant = name in ("since", "until")
+            query[wire] = given_moment(name, value) if instant else str(value)
     return query
 
 

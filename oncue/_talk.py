@@ -49,7 +49,7 @@ from oncue.results import (
     Skipped,
     WebhookSecrets,
     Worker,
-    rfc3339,
+    given_moment,
 )
 from oncue.retries import Retries
 from oncue.submission import (
@@ -313,13 +313,19 @@ class Talks:
         request = Send("GET", "/openapi/cron/preview", query=cron_query_of(expr, options))
         return _read(CronPreview, (yield from self._exchange(request)))
 
-    def change(self, job_id: int, verb: str) -> Talk[Job]:
-        """Cancel, pause, resume or retry a job.
+    def cancel(self, job_id: int, *, children: bool) -> Talk[Job]:
+        """Cancel a job, and what a schedule has made; to do so twice is to do so once."""
+        query = {"children": "true"} if children else {}
+        request = Send("POST", f"{_job_path(job_id)}/cancel", query=query)
+        return _read(Job, (yield from self._exchange(request)))
 
-        To cancel twice is to cancel once. The others are repeated only when the try before
-        surely had no effect: a second one would be refused, or undo what came between.
+    def change(self, job_id: int, verb: str) -> Talk[Job]:
+        """Pause, resume or retry a job.
+
+        They are repeated only when the try before surely had no effect: a second one would be
+        refused, or undo what came between.
         """
-        request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=verb == "cancel")
+        request = Send("POST", f"{_job_path(job_id)}/{verb}", repeatable=False)
         return _read(Job, (yield from self._exchange(request)))
 
     def resume(self, job_id: int, missed: str | None) -> Talk[Job]:
@@ -335,8 +341,8 @@ class Talks:
     ) -> Talk[Backfill]:
         """Have past fires run; a second try of it would find them done, or on their way."""
         asked = {
-            "from": rfc3339(first),
-            "to": rfc3339(last),
+            "from": given_moment("first", first),
+            "to": given_moment("last", last),
             "dryRun": dry_run,
             "maxConcurrent": max_concurrent,
         }

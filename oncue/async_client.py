@@ -243,9 +243,9 @@ class AsyncClient:
             if found.name == "ended":
                 return
 
-    async def cancel(self, job: int | Job) -> Job:
+    async def cancel(self, job: int | Job, *, children: bool = False) -> Job:
         """Cancel a job that has not ended: see `Client.cancel`."""
-        return await self._run(self._talks.change(id_of(job), "cancel"))
+        return await self._run(self._talks.cancel(id_of(job), children=children))
 
     async def pause(self, job: int | Job) -> Job:
         """Keep a waiting job or a schedule from running until it is resumed."""

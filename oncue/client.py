@@ -292,13 +292,15 @@ class Client:
             if found.name == "ended":
                 return
 
-    def cancel(self, job: int | Job) -> Job:
+    def cancel(self, job: int | Job, *, children: bool = False) -> Job:
         """Cancel a job that has not ended; a running one is told to stop.
+
+        With `children` also what a schedule has made and has not ended.
 
         Raises:
             Conflict: in its state it cannot be cancelled. So for all verbs.
         """
-        return self._run(self._talks.change(id_of(job), "cancel"))
+        return self._run(self._talks.cancel(id_of(job), children=children))
 
     def pause(self, job: int | Job) -> Job:
         """Keep a waiting job or a schedule from running until it is resumed."""

@@ -17,6 +17,20 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def given_moment(name: str, moment: object) -> str:
+    """Write a moment that a caller gave as `name`; it has a time zone of its own.
+
+    Raises:
+        TypeError: it is no datetime.
+        ValueError: it has no time zone; that of this machine would be a guess.
+    """
+    if not isinstance(moment, datetime):
+        raise TypeError(f"{name} is a datetime with a time zone, not {moment!r}")
+    if moment.utcoffset() is None:
+        raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
+    return rfc3339(moment)
+
+
 Moment = Annotated[AwareDatetime, PlainSerializer(rfc3339, when_used="json")]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
 
-from oncue.results import rfc3339
+from oncue.results import given_moment, rfc3339
 
 Seconds = float | timedelta
 
@@ -134,8 +134,8 @@ class NewJob:
             raise ValueError(f"give {' or '.join(given)}, not both")
         for name in ("run_at", "expires_at", "start_at", "end_at"):
             moment = getattr(self, name)
-            if moment is not None and moment.utcoffset() is None:
-                raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
+            if moment is not None:
+                given_moment(name, moment)
 
     def body(self) -> bytes:
         """Return the JSON that is submitted; the same in every try.
@@ -236,9 +236,7 @@ def changes_body(changes: JobChanges) -> bytes:
 def _wire_value(name: str, value: Any) -> Any:
     match name:
         case "run_at":
-            if value.utcoffset() is None:
-                raise ValueError("run_at needs a time zone, as datetime.now(UTC) has")
-            return rfc3339(value)
+            return given_moment(name, value)
         case "delay" | "timeout":
             return _milliseconds(value)
         case "retry_interval":
@@ -407,9 +405,7 @@ def bulk_body(
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, datetime):
-        if value.utcoffset() is None:
-            raise ValueError(f"{name} needs a time zone, as datetime.now(UTC) has")
-        return rfc3339(value)
+        return given_moment(name, value)
     return "=".join(value) if isinstance(value, tuple) else str(value)
 
 

@@ -34,6 +34,7 @@ EXIT_CODES = (
     (5, "`--timeout` is over; the job or bulk operation goes on, the worker goes on draining"),
     (70, "a fault of the command itself; `ONCUE_TRACEBACK=1` shows where"),
     (130, "interrupted; what was begun goes on"),
+    (141, "nobody reads its output any more, as when `head` has enough; what was begun goes on"),
 )
 
 

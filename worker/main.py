@@ -76,6 +76,7 @@ def create_app(
         summary="What a dispatcher asks of a worker.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,
         strict_content_type=False,
         generate_unique_id_function=_operation_id,
     )

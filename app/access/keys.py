@@ -18,6 +18,7 @@ from app.access.key_cache import KeyCache
 from app.access.roles import NEEDED, RouteWithoutRole, allowed
 from app.access.tokens import digest_of, is_digest, read_token
 from app.edge.problems import Problem
+from app.edge.unasked import refuse_unasked
 from app.ground import Ground
 from app.lifecycle.api_keys import KeyKind, KeyRow, note_uses
 from app.lifecycle.nodes import GroupKey
@@ -81,10 +82,11 @@ class Gate:
             log.warning("key_uses_dropped", keys=len(self._uses))
 
     async def caller(self, request: Request) -> Caller:
-        """Return who sent this request, once it may do what the route does.
+        """Return who sent this request, once it may do what the route does, and asks no more.
 
         Raises:
-            Problem: `unauthorized`, `forbidden`, `tenant_disabled` or `too_many_failures`.
+            Problem: `unauthorized`, `forbidden`, `tenant_disabled`, `too_many_failures`, or
+                `validation_failed` for what the route does not take.
             DatabaseUnavailable: the key is not in memory, and cannot be looked up.
         """
         caller = await self._identify(request)
@@ -95,6 +97,7 @@ class Gate:
                 f"The key '{caller.name}' may not do this: it needs the role {needed}.",
                 needs=str(needed),
             )
+        await refuse_unasked(request)
         return caller
 
     async def lets_on(self, request: Request, caller: Caller) -> bool:

@@ -29,13 +29,36 @@ from app.lifecycle.audit import AuditFilter
 from app.plumbing.database import Database
 
 KeyId = Annotated[
-    int, Path(ge=1, le=2**63 - 2, json_schema_extra={"format": "int64"}, alias="keyId")
+    int,
+    Path(
+        ge=1,
+        le=2**63 - 2,
+        json_schema_extra={"format": "int64"},
+        alias="keyId",
+        description="The `keyId` of a key, not its prefix.",
+    ),
 ]
-TenantId = Annotated[int, Path(ge=0, le=MAX_TENANT_ID, alias="tenantId")]
+TenantId = Annotated[
+    int,
+    Path(
+        ge=0,
+        le=MAX_TENANT_ID,
+        alias="tenantId",
+        description="The `tenantId` of a tenant; 0 is `default`.",
+    ),
+]
 OfTenant = Annotated[
     int | None, Query(ge=0, le=MAX_TENANT_ID, alias="tenantId", description="Those of one tenant.")
 ]
-WorkerId = Annotated[str, Path(min_length=1, max_length=128, alias="workerId")]
+WorkerId = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=128,
+        alias="workerId",
+        description="The `workerId` of a worker, its `#` written as `%23`.",
+    ),
+]
 SECRET = {"Cache-Control": "no-store"}
 _BODY = ("invalid_json", "body_too_large", "unsupported_media_type", "validation_failed")
 
@@ -60,7 +83,8 @@ def key_routes(*, keys: Gate, key_desk: KeyDesk) -> APIRouter:
     async def create_key(request: Request, caller: Identified) -> Response:
         """Make a key; the answer is the only place where it is ever shown."""
         require_json(request)
-        return json_answer(await key_desk.create(caller, await request.body()), 201, SECRET)
+        made = await key_desk.create(caller, await request.body())
+        return json_answer(made, 201, {"Location": f"/openapi/keys/{made['keyId']}", **SECRET})
 
     @router.get(
         "/keys",
@@ -144,7 +168,8 @@ def tenant_routes(*, keys: Gate, tenant_desk: TenantDesk) -> APIRouter:
     async def create_tenant(request: Request, caller: Identified) -> Response:
         """Make a tenant: for admins of the tenant 0, `default`."""
         require_json(request)
-        return json_answer(await tenant_desk.create(caller, await request.body()), 201)
+        made = await tenant_desk.create(caller, await request.body())
+        return json_answer(made, 201, {"Location": f"/openapi/tenants/{made['tenantId']}"})
 
     @router.get(
         "/tenants",

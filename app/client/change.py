@@ -37,12 +37,43 @@ OneJob = Annotated[
 ]
 
 
-_Verb = Literal["cancel", "retry", "pause"]
-_MANY: Final[dict[_Verb, tuple[str, str]]] = {
-    "cancel": (
-        "Cancel a job that has not ended, or with --where all that match.",
+@commands.command(
+    epilog=show.examples(
+        "oncue cancel 7",
+        "oncue cancel 7 --children",
         "oncue cancel --where handler=send-invoice --where status=WAITING --dry-run",
-    ),
+    )
+)
+def cancel(
+    job_id: OneJob = None,
+    children: Annotated[
+        bool,
+        typer.Option("--children", help="Also what a schedule has made and has not ended."),
+    ] = False,
+    where: Where = None,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    yes: Yes = False,
+    request_id: BulkRequestId = None,
+    wait: BulkWait = False,
+    timeout: WaitSeconds = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Cancel a job that has not ended, or with --where all that match."""
+    asked = bulk.Asked("cancel", where or [], dry_run, rate, yes, request_id, wait, timeout)
+    if children and where:
+        end(BAD_USAGE, "--children is for one schedule; see `oncue cancel --help`")
+    with talking(url, api_key) as client:
+        if (one := the_one(job_id, asked)) is None:
+            change_many(client, asked, as_json=as_json)
+        else:
+            show_one(client.cancel(one, children=children), as_json=as_json)
+
+
+_Verb = Literal["retry", "pause"]
+_MANY: Final[dict[_Verb, tuple[str, str]]] = {
     "retry": (
         "Open a FAILED or CANCELLED job again, with all its attempts anew; or all that match.",
         "oncue retry --where status=FAILED --where finished-from=2030-01-31T02:00:00Z --rate 50",

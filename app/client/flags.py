@@ -77,14 +77,27 @@ def pair_of(flag: str, given: str) -> tuple[str, str]:
     return name, value
 
 
+def pairs_of(flag: str, given: list[str] | None) -> dict[str, Any]:
+    """Read each NAME=VALUE of a flag that may be repeated; a name is given once."""
+    pairs: dict[str, Any] = {}
+    for one in given or []:
+        name, value = pair_of(flag, one)
+        if name in pairs:
+            end(BAD_USAGE, f"{flag} {name} is given twice")
+        pairs[name] = value
+    return pairs
+
+
 def headers_of(plain: list[str] | None, secret: list[str] | None) -> dict[str, Any] | None:
     """Read the headers of callbacks; the value of a secret one may be in a file behind @."""
-    headers: dict[str, Any] = dict(pair_of("--callback-header", one) for one in plain or [])
+    headers = pairs_of("--callback-header", plain)
     for one in secret or []:
         name, separator, value = one.partition("=")
         # What is secret is not repeated on a terminal.
         if not name or not separator:
             end(BAD_USAGE, "--callback-secret-header is NAME=VALUE")
+        if name in headers:
+            end(BAD_USAGE, f"--callback-secret-header {name} is given twice")
         if value.startswith("@"):
             try:
                 value = Path(value[1:]).read_text(encoding="utf-8").strip()

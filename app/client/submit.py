@@ -12,7 +12,7 @@ from app.client.flags import (
     duration_of,
     headers_of,
     moment_or_none,
-    pair_of,
+    pairs_of,
     params_of,
     word_of,
 )
@@ -220,7 +220,7 @@ def submit(
         "concurrency_limit": concurrency_limit,
         "rate_key": rate_key,
         "rate_per_second": rate,
-        "labels": dict(pair_of("--label", one) for one in label) if label else None,
+        "labels": pairs_of("--label", label) or None,
         "cron": cron,
         "timezone": timezone,
         "cron_dialect": word_of(dialect),

@@ -18,6 +18,11 @@ log = structlog.get_logger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1
+TEXT_KIND: Final = "[text]"
+SEALED_KIND: Final = "[secret]"
+"""Of the values that a field may have in two kinds."""
+_PYDANTICS: Final = frozenset(("[key]", TEXT_KIND, SEALED_KIND))
+"""What pydantic puts among the names of the fields that lead to a fault: it is not in the body."""
 
 STATUS_OF: Final = {
     "bad_request": 400,
@@ -140,13 +145,15 @@ class Problem(Exception):
         return STATUS_OF[self.code]
 
     def document(self) -> dict[str, Any]:
-        """Return the problem details object."""
+        """Return the problem details object; what points at no field of a 422 is of the whole."""
+        whole = {"errors": [{"pointer": "", "detail": self.detail}]} if self.status == 422 else {}
         return {
             "type": f"urn:oncue:problem:{self.code}",
             "title": TITLE_OF[self.code],
             "status": self.status,
             "code": self.code,
             "detail": self.detail,
+            **whole,
             **self.extras,
         }
 
@@ -170,7 +177,7 @@ def validation_problem(errors: list[Any]) -> Problem:
     """Turn pydantic's errors into one problem with a pointer and a sentence for each."""
     found = []
     for error in errors[:20]:
-        where = [part for part in error["loc"] if part not in ("body", "query", "path")]
+        where = [part for part in error["loc"] if part not in _PYDANTICS]
         found.append({"pointer": pointer_to(*where), "detail": _sentence(error)})
     first = found[0] if found else {"pointer": "", "detail": "the request is not valid"}
     detail = f"{_named(first['pointer'])}: {first['detail']}{and_more(len(errors))}"
@@ -198,16 +205,15 @@ def install_problems(app: FastAPI) -> None:
     """Make every error of the application, known or not, a problem details answer."""
 
     @app.exception_handler(Problem)
-    async def on_problem(_request: Request, problem: Problem) -> Response:
-        return problem_response(problem)
+    async def on_problem(request: Request, problem: Problem) -> Response:
+        return _misread(app, request, problem) or problem_response(problem)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        named = app.openapi()["paths"].get(request.url.path)
-        if named is not None and request.method.lower() not in named:
-            # The address stands for itself, yet was read as another one: `batch` as an id.
-            return problem_response(*_method_problem(request, _methods(named)))
-        return problem_response(validation_problem(list(error.errors())))
+        # The framework says first which part of the request it is: the query, the path.
+        faults = [{**fault, "loc": fault["loc"][1:]} for fault in error.errors()]
+        problem = validation_problem(faults)
+        return _misread(app, request, problem) or problem_response(problem)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
@@ -219,7 +225,9 @@ def install_problems(app: FastAPI) -> None:
             return problem_response(*_method_problem(request, allowed))
         detail = str(error.detail)
         if code == "not_found":
-            detail = f"Nothing is at {_printable(request.url.path)}: see /docs."
+            path = request.url.path
+            advice = "try it without the slash at its end" if path.endswith("/") else "see /docs"
+            detail = f"Nothing is at {_printable(path)}: {advice}."
         return problem_response(Problem(code, detail), headers)
 
     @app.exception_handler(DatabaseUnavailable)
@@ -242,6 +250,16 @@ def problem_of(error: Exception, path: str) -> Problem:
         )
     log.error("request_fault", path=path, exc_info=error)
     return Problem("internal_error", "The request failed; repeat it with the same clientRequestId.")
+
+
+def _misread(app: FastAPI, request: Request, problem: Problem) -> Response | None:
+    """Answer 405 where an address that stands for itself was read as another: `batch` as an id."""
+    if problem.status != 422:
+        return None
+    named = app.openapi()["paths"].get(request.url.path)
+    if named is None or request.method.lower() in named:
+        return None
+    return problem_response(*_method_problem(request, _methods(named)))
 
 
 def _method_problem(request: Request, allowed: str) -> tuple[Problem, dict[str, str]]:
@@ -317,14 +335,21 @@ def problem_answers(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 
 _SENTENCES: Final = {
+    "dict_type": "must be an object",
     "extra_forbidden": "is not a field of this request",
     "missing": "is required",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "too_long": "must have at most {max_length}",
+    "too_short": "must have at least {min_length}",
 }
 
 
 def _sentence(error: Any) -> str:
-    known = _SENTENCES.get(error.get("type", ""))
-    return known or _printable(error["msg"].removeprefix("Value error, "))
+    known = _SENTENCES.get(error["type"])
+    if known is None:
+        return _printable(error["msg"].removeprefix("Value error, "))
+    return known.format_map(error.get("ctx", {}))
 
 
 def _named(pointer: str) -> str:

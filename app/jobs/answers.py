@@ -16,7 +16,13 @@ _TERMINAL_WORDS: Final = frozenset(status.name for status in TERMINAL_JOBS)
 
 JobId = Annotated[
     int,
-    Path(ge=1, le=2**63 - 1, json_schema_extra={"format": "int64"}, alias="jobId"),
+    Path(
+        ge=1,
+        le=2**63 - 1,
+        json_schema_extra={"format": "int64"},
+        alias="jobId",
+        description="The `jobId` of a job or schedule.",
+    ),
 ]
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items a page.")]
 Cursor = Annotated[

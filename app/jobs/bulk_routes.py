@@ -12,7 +12,15 @@ from app.jobs.answers import Cursor, Limit, body_of, json_answer, require_json
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_schemas import BulkCount, BulkOperation, BulkOperationList
 
-OperationId = Annotated[str, Path(min_length=1, max_length=64, alias="operationId")]
+OperationId = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=64,
+        alias="operationId",
+        description="The `operationId` of a bulk operation.",
+    ),
+]
 
 
 def bulk_routes(*, keys: Gate, desk: BulkDesk) -> APIRouter:

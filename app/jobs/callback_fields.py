@@ -7,9 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+)
 
-from app.edge.problems import Problem, invalid
+from app.edge.problems import SEALED_KIND, TEXT_KIND, Problem, invalid
 from app.fleet.live import LiveFleet
 from app.lifecycle.callback_body import ENDS, EVENT_WORDS
 from app.plumbing.database import DatabaseUnavailable
@@ -67,6 +75,17 @@ class SecretValue(BaseModel):
     secret: HeaderValue = Field(repr=False)
 
 
+def _kind(value: object) -> str:
+    return SEALED_KIND if isinstance(value, dict | SecretValue) else TEXT_KIND
+
+
+OneValue = Annotated[
+    Annotated[HeaderValue, Tag(TEXT_KIND)] | Annotated[SecretValue, Tag(SEALED_KIND)],
+    Discriminator(_kind),
+]
+"""A fault is told of the kind that was sent, not of both."""
+
+
 def _bounded(headers: dict[str, HeaderValue | SecretValue]) -> dict[str, HeaderValue | SecretValue]:
     if len({name.lower() for name in headers}) != len(headers):
         raise ValueError("each header once, however it is written")
@@ -80,7 +99,7 @@ CallbackEvents = Annotated[
     list[EventWord], Field(min_length=1, max_length=5), AfterValidator(_distinct)
 ]
 CallbackHeaders = Annotated[
-    dict[Annotated[str, AfterValidator(_free_name)], HeaderValue | SecretValue],
+    dict[Annotated[str, AfterValidator(_free_name)], OneValue],
     Field(max_length=MAX_HEADERS),
     AfterValidator(_bounded),
 ]

@@ -12,7 +12,14 @@ from app.jobs.answers import JobId, json_answer
 from app.jobs.callbacks import deliver_again, deliver_failed_again
 from app.jobs.documents import Callback, Redelivered
 
-DeliveryId = Annotated[str, Path(max_length=64, alias="deliveryId")]
+DeliveryId = Annotated[
+    str,
+    Path(
+        max_length=64,
+        alias="deliveryId",
+        description="The `deliveryId` of a callback: the `webhook-id` it is sent with.",
+    ),
+]
 
 
 def redelivery_routes(*, ground: Ground, keys: Gate) -> APIRouter:

@@ -301,7 +301,7 @@ def _problem(
             return no_such_job(job_id)
         case NotPossible():
             able = ", ".join(answer.possible) or "nothing"
-            why = f" {_NOT_TRIGGERED[answer.status]}" if verb == "trigger" else ""
+            why = _why_not_triggered(answer) if verb == "trigger" else ""
             return Problem(
                 "verb_not_possible",
                 f"Job {job_id} is {answer.status.name}: {verb} is not possible, {able} is.{why}",
@@ -312,7 +312,8 @@ def _problem(
         case Stale():
             return Problem(
                 "precondition_failed",
-                f"Job {job_id} has revision {answer.revision} now: look at it and decide again.",
+                f'Job {job_id} has the ETag "{answer.revision}" now, with its quotes, and If-Match '
+                "does not name it: look at the job and decide again.",
                 jobId=job_id,
             )
         case TooFew():
@@ -324,6 +325,12 @@ def _problem(
             return at_field(answer.fields[0], "is for schedules")
         case _:
             assert_never(answer)
+
+
+def _why_not_triggered(answer: NotPossible) -> str:
+    """Return what to know of the state; a schedule is not advised to be opened again."""
+    why = _NOT_TRIGGERED[answer.status]
+    return "" if "retry" in why and "retry" not in answer.possible else f" {why}"
 
 
 def _revisions(if_match: str) -> frozenset[int] | None:

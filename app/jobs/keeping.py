@@ -49,7 +49,7 @@ class JobCounts(Wire):
 
 Days = Annotated[
     float | None,
-    Field(gt=0, description="Days from its end; null: as the server's settings say."),
+    Field(gt=0, strict=True, description="Days from its end; null: as the server's settings say."),
 ]
 
 

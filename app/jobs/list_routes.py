@@ -42,7 +42,9 @@ def list_routes(*, database: Database, keys: Gate) -> APIRouter:
             str | None, Query(alias="namePrefix", description="The start of the jobName.")
         ] = None,
         label: Annotated[str | None, Query(description="`name=value`")] = None,
-        client_request_id: Annotated[str | None, Query(alias="clientRequestId")] = None,
+        client_request_id: Annotated[
+            str | None, Query(alias="clientRequestId", description="The one job of this request.")
+        ] = None,
         created_from: Annotated[
             str | None,
             Query(alias="createdFrom", description="RFC 3339; created then or later."),

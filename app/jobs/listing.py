@@ -118,17 +118,15 @@ def filter_of(query: Mapping[str, list[str]]) -> JobFilter:
     Raises:
         Problem: `validation_failed`.
     """
-    for name, values in query.items():
-        if len(values) > 1:
-            raise invalid(f"send it once; {COMBINATIONS}", pointer_to(name))
     asked = query.keys() - set(_OTHERS)
     if not any(asked <= set(together) for together in OFFERED):
-        unknown = sorted(asked - {name for together in OFFERED for name in together})
-        raise invalid(COMBINATIONS, *map(pointer_to, unknown[:1] or sorted(asked)))
+        raise invalid(COMBINATIONS, *map(pointer_to, sorted(asked)))
     given = {name: query[name][0] for name in FILTERS if name in query}
     for name, value in given.items():
-        if not 1 <= len(value) <= 256 or "\0" in value:
-            raise invalid("1 to 256 characters", pointer_to(name))
+        if not 1 <= len(value) <= 256:
+            raise invalid("must have 1 to 256 characters", pointer_to(name))
+        if "\0" in value:
+            raise invalid("must not have a NUL character", pointer_to(name))
     return JobFilter(
         status=_status(given.get("status")),
         handler=given.get("handler"),
@@ -149,7 +147,7 @@ def _status(word: str | None) -> JobStatus | None:
         return JobStatus[word]
     except KeyError:
         words = ", ".join(status.name for status in JobStatus)
-        raise invalid(f"one of {words}", "/status") from None
+        raise invalid(f"must be one of {words}", "/status") from None
 
 
 def _label(text: str | None) -> tuple[str, str] | None:
@@ -157,7 +155,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
         return None
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise invalid("name=value", "/label")
+        raise invalid("must be name=value", "/label")
     return name, value
 
 
@@ -179,6 +177,6 @@ def moment_in(query: Mapping[str, list[str]], name: str) -> int | None:
             raise ValueError(text)
     except (ValueError, OverflowError):
         raise invalid(
-            "RFC 3339 with an offset, as 2026-01-31T09:00:00Z", pointer_to(name)
+            "must be RFC 3339 text with an offset, as 2026-01-31T09:00:00Z", pointer_to(name)
         ) from None
     return epoch_ms(moment)

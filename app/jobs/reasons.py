@@ -69,7 +69,7 @@ def _later(found: Evidence) -> Reason:
         rate = f"{job['rate_per_second']:g}"
         return Reason(
             ReasonCode.RATE_LIMIT,
-            f"Runs with the rateKey '{clipped(job['rate_key'])}' begin {rate} a second: its turn "
+            f"Runs with the rateKey '{job['rate_key']}' begin {rate} a second: its turn "
             f"is at {rfc3339(due)}, in {span(due - now)}.",
             details | {"rateKey": job["rate_key"], "ratePerSecond": job["rate_per_second"]},
         )
@@ -126,7 +126,7 @@ def _key_is_taken(found: Evidence) -> Reason:
     limit = job["concurrency_limit"]
     return Reason(
         ReasonCode.CONCURRENCY_LIMIT,
-        f"Of the jobs with the concurrencyKey '{clipped(job['concurrency_key'])}' at most {limit} "
+        f"Of the jobs with the concurrencyKey '{job['concurrency_key']}' at most {limit} "
         f"{'runs' if limit == 1 else 'run'} at once: it begins when one of them has ended.",
         {
             "concurrencyKey": job["concurrency_key"],

@@ -17,7 +17,15 @@ from app.jobs.look import find_job
 from app.jobs.watch import Streams
 from app.plumbing.database import Database
 
-ExecutionId = Annotated[str, Path(min_length=1, max_length=64, alias="executionId")]
+ExecutionId = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=64,
+        alias="executionId",
+        description="The `executionId` of one of a job's `executions`.",
+    ),
+]
 LastEventId = Annotated[
     str | None,
     Header(alias="Last-Event-ID", description="Goes on behind this event of an earlier stream."),

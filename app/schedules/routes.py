@@ -48,7 +48,7 @@ class PreviewQuery(Wire):
     after: Annotated[datetime, BeforeValidator(_moment)] | None = Field(
         None, description="Fires strictly after this; now if left out. RFC 3339."
     )
-    count: int = Field(DEFAULT_COUNT, ge=1, le=MAX_COUNT)
+    count: int = Field(DEFAULT_COUNT, ge=1, le=MAX_COUNT, description="How many fires.")
     dst_gap: DstGap = Field(
         "shift", description="A fixed time that a clock change skips: run at once after it, or not."
     )

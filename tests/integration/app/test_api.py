@@ -36,6 +36,11 @@ KIB = 1024
 PROBLEM = "application/problem+json"
 
 
+URL = "http://127.0.0.1:9/hook"
+HEADERS = "/callbackHeaders"
+HEADER = f"{HEADERS}/X-A"
+
+
 @pytest.fixture
 async def api(migrated_engine: Engine) -> AsyncIterator[Door]:
     """An API over each engine."""
@@ -116,6 +121,19 @@ async def test_every_error_is_a_problem_with_a_stable_code(
         ("/openapi/jobs/batch", {"jobs": []}, "/jobs"),
         ("/openapi/bulk", {"action": "retry", "filter": {}}, "/filter"),
         ("/openapi/bulk", {"action": "retry", "filter": {"status": "WAITING"}}, "/filter/status"),
+        ("/openapi/bulk", {"action": "retry", "filter": "x"}, "/filter"),
+        ("/openapi/jobs", {"callbackUrl": URL, "callbackHeaders": {"X-A": ""}}, HEADER),
+        ("/openapi/jobs", {"callbackUrl": URL, "callbackHeaders": {"X-A": 5}}, HEADER),
+        ("/openapi/jobs", {"callbackHeaders": {"X-A": {"secret": ""}}}, f"{HEADER}/secret"),
+        (
+            "/openapi/jobs",
+            {"callbackUrl": URL, "callbackHeaders": {"Host": "x"}},
+            f"{HEADERS}/Host",
+        ),
+        ("/openapi/jobs", {"labels": {"a b": "x"}}, "/labels/a b"),
+        ("/openapi/jobs", {"labels": {"path": 1}}, "/labels/path"),
+        ("/openapi/jobs", {"query": 1}, "/query"),
+        ("/openapi/jobs", {"cronExpr": "0 9 * * *", "endAt": "2020-01-01T00:00:00Z"}, ""),
     ],
 )
 async def test_a_422_points_at_what_is_wrong_and_an_empty_pointer_is_the_whole_body(
@@ -125,6 +143,30 @@ async def test_a_422_points_at_what_is_wrong_and_an_empty_pointer_is_the_whole_b
     answer = await one_api.client.post(path, json=body)
     assert answer.status_code == 422
     assert [one["pointer"] for one in answer.json()["errors"]] == [pointer]
+
+
+@pytest.mark.parametrize(
+    ("sent", "detail"),
+    [
+        ({"labels": []}, "must be an object"),
+        ({"labels": {f"n{at}": "x" for at in range(17)}}, "must have at most 16"),
+        ({"callbackUrl": URL, "callbackEvents": []}, "must have at least 1"),
+        ({"callbackUrl": URL, "callbackHeaders": {"X-A": {"secrt": "x"}}}, "is required"),
+    ],
+)
+async def test_a_422_says_what_is_wrong_in_the_words_of_json(
+    one_api: Door, sent: dict[str, Any], detail: str
+) -> None:
+    answer = await one_api.submit(**sent)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["detail"] == detail
+
+
+async def test_a_422_of_a_job_that_is_no_schedule_has_errors_too(one_api: Door) -> None:
+    job_id = await one_api.submitted()
+    asked = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"}
+    answer = await one_api.client.post(f"/openapi/jobs/{job_id}/backfill", json=asked)
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "")
 
 
 async def test_the_detail_of_a_422_counts_the_faults_that_it_does_not_name(one_api: Door) -> None:
@@ -146,6 +188,18 @@ async def test_a_body_that_is_nested_too_deep_is_told_the_limit(one_api: Door) -
     )
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_json")
     assert f"nested more than {MAX_DEPTH} deep" in refused.json()["detail"]
+
+
+async def test_a_slash_too_many_is_not_redirected_to_where_the_host_header_says(
+    one_api: Door,
+) -> None:
+    # Behind a proxy that ends TLS the redirect would lead to http://, and a key with it.
+    for path in ("/openapi/jobs/", "/openapi/jobs/1/", "/healthz/"):
+        answer = await one_api.client.get(path, headers={"Host": "elsewhere"})
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert "without the slash at its end" in answer.json()["detail"]
+        assert "location" not in answer.headers
+    assert "slash" not in (await one_api.client.get("/nothing")).json()["detail"]
 
 
 async def test_probes_may_use_head_and_a_browser_finds_the_documentation(one_api: Door) -> None:

@@ -227,6 +227,7 @@ async def test_a_job_that_waits_for_its_key_names_those_that_hold_it(api: Door) 
         "holders": ids[:2],
         "more": False,
     }
+    assert "the concurrencyKey 'customer-7' at most 2 run at once" in found["summary"]
     assert found["nextActions"] == ["cancel"]
 
 
@@ -239,6 +240,7 @@ async def test_a_job_that_was_put_off_by_its_rate_says_until_when(api: Door) -> 
     assert codes_of(found) == [_C.RATE_LIMIT]
     details = reason(found, _C.RATE_LIMIT)["details"]
     assert details["rateKey"] == "mail"
+    assert "Runs with the rateKey 'mail' begin 0.01 a second" in found["summary"]
     assert 90_000 < details["inMs"] <= 100_000
 
 

@@ -134,6 +134,8 @@ async def test_a_tenant_chooses_how_long_its_jobs_are_kept(api: Door) -> None:
         {"succeededDays": 4000},
         {"succeededDays": -1},
         {"succeededDays": "soon"},
+        {"succeededDays": "7"},
+        {"succeededDays": True},
         {"waitingDays": 7},
         [],
     )

@@ -272,6 +272,13 @@ async def test_a_disabled_tenant_is_refused_and_its_jobs_stay(api: Door) -> None
     assert (twice.status_code, twice.json()["code"]) == (409, "tenant_name_taken")
 
 
+async def test_what_was_made_is_at_its_location(api: Door) -> None:
+    for path, name in (("/openapi/tenants", "tenantId"), ("/openapi/keys", "keyId")):
+        made = await api.client.post(path, json={"name": "one"}, headers=ROOT)
+        found = await api.client.get(made.headers["location"], headers=ROOT)
+        assert (found.status_code, found.json()[name]) == (200, made.json()[name])
+
+
 async def test_keys_of_a_tenant_that_is_not_there_are_refused(api: Door) -> None:
     body = {"name": "x", "tenantId": 77}
     answer = await api.client.post("/openapi/keys", json=body, headers=ROOT)

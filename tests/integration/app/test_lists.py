@@ -527,3 +527,19 @@ async def test_a_job_that_is_opened_again_leaves_the_list_of_the_finished(api: D
     assert await ids(api, finishedFrom="2020-01-01T00:00:00Z") == [run.job_id]
     assert (await api.client.post(f"/openapi/jobs/{run.job_id}/retry")).status_code == 200
     assert await ids(api, finishedFrom="2020-01-01T00:00:00Z") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "detail"),
+    [
+        ("namePrefix", "", "must have 1 to 256 characters"),
+        ("namePrefix", "\0", "must not have a NUL character"),
+        ("label", "a", "must be name=value"),
+        ("createdFrom", "today", "must be RFC 3339 text with an offset, as 2026-01-31T09:00:00Z"),
+    ],
+)
+async def test_a_filter_that_cannot_be_is_told_what_it_must_be(
+    one_api: Door, name: str, value: str, detail: str
+) -> None:
+    answer = await one_api.client.get("/openapi/jobs", params={name: value})
+    assert (answer.status_code, answer.json()["detail"]) == (422, f"{name}: {detail}")

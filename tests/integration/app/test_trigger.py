@@ -144,6 +144,7 @@ async def test_if_match_is_honoured_when_it_is_sent(api: Door) -> None:
         (JobKind.TASK, _S.PAUSED, "Resume it first", ["cancel", "resume", "change"]),
         (JobKind.TASK, _S.BLOCKED, "waits for other jobs", ["cancel"]),
         (JobKind.SCHEDULE, _S.SUCCEEDED, "submit a new job", []),
+        (JobKind.SCHEDULE, _S.CANCELLED, "trigger is not possible, nothing is.", []),
         (JobKind.GROUP, _S.RUNNING, "has begun already", []),
     ],
 )
@@ -163,6 +164,7 @@ async def test_where_it_is_not_possible_the_answer_says_what_is(
     assert (answer.status_code, problem["code"]) == (409, "verb_not_possible")
     assert (problem["jobStatus"], problem["possible"]) == (status.name, possible)
     assert words in problem["detail"]
+    assert ("retry" in problem["detail"]) == ("retry" in possible)
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,7 @@ async def test_a_patch_needs_the_revision_that_the_job_has(api: Door) -> None:
     for stale in ('"7"', "0", 'W/"0"', "nonsense", ""):
         refused = await patch(api, job_id, {"priority": 1}, stale)
         assert (refused.status_code, refused.json()["code"]) == (412, "precondition_failed")
+        assert f"has the ETag {etag} now" in refused.json()["detail"]  # not 0, which was sent
     done = await patch(api, job_id, {"priority": 1}, etag)
     assert (done.status_code, done.json()["priority"], done.headers["etag"]) == (200, 1, '"1"')
     assert (await patch(api, job_id, {"priority": 2}, etag)).status_code == 412

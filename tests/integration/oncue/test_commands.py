@@ -225,6 +225,17 @@ def test_a_schedule_that_is_triggered_twice_with_one_request_id_makes_one_job(
     oncue("cancel", str(schedule), url=sdk_platform.url)
 
 
+def test_a_schedule_is_cancelled_with_what_it_has_made(sdk_platform: Platform) -> None:
+    words = ("submit", "--handler", "fail", "--interval", "1h", "--retry-interval", "3600")
+    schedule = json.loads(oncue(*words, "--json", url=sdk_platform.url).out)["jobId"]
+    made = json.loads(oncue("trigger", str(schedule), "--json", url=sdk_platform.url).out)["jobId"]
+    told = oncue("cancel", str(schedule), "--children", url=sdk_platform.url)
+    assert told.code == OK, told.err
+    assert sdk_platform.job(made)["status"] == "CANCELLED"
+    many = ("cancel", "--children", "--where", "handler=none", "--yes")
+    assert oncue(*many, url=sdk_platform.url).code == 2
+
+
 def test_a_job_is_found_by_its_request_id(sdk_platform: Platform) -> None:
     request_id = uuid.uuid4().hex
     job_id = submitted(sdk_platform, "--request-id", request_id)

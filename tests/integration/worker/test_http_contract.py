@@ -79,6 +79,11 @@ async def test_refusals_are_problems_with_a_code(client: Open) -> None:
     assert found == {"not_found", "method_not_allowed", "invalid_request", "stale_term"}
 
 
+async def test_a_slash_too_many_is_not_redirected(client: Open) -> None:
+    async with client() as worker:
+        assert code_of(await worker.get("/healthz/")) == "not_found"
+
+
 async def test_a_run_that_cannot_be_read_is_rejected_alone_and_for_good(client: Open) -> None:
     first, bad, last = make_run("echo"), make_run("echo"), make_run("echo")
     body = to_json(make_request(first, bad, last))

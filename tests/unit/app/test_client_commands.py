@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from io import StringIO
 
 import pytest
@@ -12,6 +15,9 @@ from app.cli import app
 from app.client.show import print_table, refusal
 from app.client.talk import BAD_USAGE
 from oncue import ApiError
+from tests.support.cli import ONCUE
+
+PLAIN_AND_SECRET = ("--callback-header", "X=1", "--callback-secret-header", "X=2")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +29,12 @@ from oncue import ApiError
         (("submit", "--handler", "echo", "--params", "@/no/such/file"), "No such file"),
         (("submit", "--handler", "echo", "--run-at", "2030-01-01T00:00:00"), "with an offset"),
         (("submit", "--handler", "echo", "--label", "x"), "NAME=VALUE"),
+        (("submit", "--handler", "e", "--label", "x=1", "--label", "x=2"), "x is given twice"),
+        (
+            ("submit", "--handler", "e", "--callback-header", "X=1", "--callback-header", "X=2"),
+            "X is given twice",
+        ),
+        (("submit", "--handler", "e", *PLAIN_AND_SECRET), "X is given twice"),
         (("submit", "--handler", "echo", "--timeout", "5"), "--timeout is for --wait"),
         (("submit", "--handler", "echo", "--request-id", ""), "must not be empty"),
         (
@@ -42,6 +54,15 @@ def test_bad_usage_ends_with_2(words: tuple[str, ...], why: str) -> None:
     told = CliRunner().invoke(app, words, env={"ONCUE_URL": "http://127.0.0.1:1"})
     assert (told.exit_code, told.stdout) == (BAD_USAGE, "")
     assert why in told.stderr
+
+
+def test_output_that_nobody_reads_is_not_a_job_that_ended_otherwise() -> None:
+    said, unread = os.pipe()
+    os.close(said)
+    command = [str(ONCUE), "cron-preview", "* * * * *"]
+    with os.fdopen(unread, "wb") as gone:
+        told = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, check=False)
+    assert (told.returncode, told.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_states_are_not_folded_on_a_narrow_terminal() -> None:

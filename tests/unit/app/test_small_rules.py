@@ -166,7 +166,7 @@ def test_a_problem_is_problem_json_and_says_when_to_come_again(code: str) -> Non
 
 def test_a_complaint_about_broken_text_is_itself_whole() -> None:
     problem = validation_problem(
-        [{"loc": ("body", "a/b~\ud800"), "msg": "Value error, bad \udfff"}]
+        [{"type": "value_error", "loc": ("a/b~\ud800",), "msg": "Value error, bad \udfff"}]
     )
     answer = problem_response(problem)
     (error,) = json.loads(bytes(answer.body))["errors"]

@@ -39,6 +39,9 @@ JOB = {"jobId": 7, "jobName": "n", "jobHandler": "echo", "status": "WAITING", "l
 OPERATION = {"operationId": "op/1", "action": "cancel", "status": "RUNNING", "later": "field"}
 
 
+OF_A_JOB = ("run_at", "expires_at", "start_at", "end_at")
+
+
 class Server:
     """Answers from a script, the last answer for ever, and keeps the requests."""
 
@@ -176,6 +179,18 @@ async def test_an_async_submission_can_be_cancelled_between_tries() -> None:
     assert len(server.requests) == 1
 
 
+async def test_a_schedule_is_cancelled_with_or_without_what_it_has_made() -> None:
+    server = Server(ok({**JOB, "status": "CANCELLED"}))
+    with server.client() as client:
+        client.cancel(7)
+        client.cancel(7, children=True)
+    async with server.async_client() as client_of_a_loop:
+        await client_of_a_loop.cancel(7, children=True)
+    asked = [(sent.url.path, dict(sent.url.params)) for sent in server.requests]
+    path = "/openapi/jobs/7/cancel"
+    assert asked == [(path, {}), (path, {"children": "true"}), (path, {"children": "true"})]
+
+
 def test_a_filter_that_does_not_exist_is_refused_at_once() -> None:
     with Server(ok({})).client() as client:
         with pytest.raises(TypeError, match="no filter 'state'"):
@@ -200,6 +215,33 @@ def test_a_change_that_cannot_be_is_refused_at_once(
     server = Server(ok(JOB))
     with server.client() as client, pytest.raises(kind, match=why):
         client.revise(7, revision=0, **changes)
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("moment", "kind", "why"),
+    [
+        (datetime(2030, 1, 1), ValueError, "needs a time zone"),  # noqa: DTZ001 - the point
+        ("2030-01-01T00:00:00Z", TypeError, "is a datetime with a time zone, not '2030"),
+    ],
+)
+def test_a_moment_without_a_zone_is_not_guessed_to_be_of_this_machine(
+    moment: Any, kind: type[Exception], why: str
+) -> None:
+    server = Server(ok({}))
+    aware = datetime(2030, 1, 1, tzinfo=UTC)
+    with server.client() as client:
+        for ask in (
+            *(lambda name=name: client.submit("echo", **{name: moment}) for name in OF_A_JOB),
+            lambda: client.revise(7, revision=0, run_at=moment),
+            lambda: client.backfill(7, moment, aware),
+            lambda: client.backfill(7, aware, moment),
+            lambda: client.create_key("k", expires_at=moment),
+            lambda: client.audit(since=moment),
+            lambda: client.audit(until=moment),
+        ):
+            with pytest.raises(kind, match=why):
+                ask()  # type: ignore[no-untyped-call]
     assert not server.requests
 
 

@@ -258,7 +258,7 @@ def test_a_job_that_left_while_it_was_looked_up_is_not_there() -> None:
 
 def test_a_cancel_is_repeated_like_a_look() -> None:
     stage = Stage(httpx.ReadTimeout("silence"), answer(200, job_of("CANCELLED")))
-    assert stage.play(stage.talks().change(7, "cancel")).status == "CANCELLED"
+    assert stage.play(stage.talks().cancel(7, children=False)).status == "CANCELLED"
 
 
 def test_a_wait_polls_until_the_end() -> None:

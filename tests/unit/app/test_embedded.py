@@ -1,0 +1,36 @@
+"""`oncue up` before anything is started: what is in its way is told, in a sentence and soon."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from app import embedded
+from app.embedded import exclusive_home, wait_for_port
+from app.serve import StartRefused
+
+
+def test_a_home_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    home = tmp_path / "file" / "home"
+    with (
+        pytest.raises(StartRefused, match=f"the home {home} cannot be used"),
+        exclusive_home(home),
+    ):
+        pass
+
+
+def test_a_port_in_use_is_told_long_before_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "PORT_FREE_SECONDS", 0.3)
+    monkeypatch.setattr(embedded, "QUIET_SECONDS", 0.0)
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartRefused, match="choose another port"):
+            wait_for_port("127.0.0.1", port, said.append)
+    (once,) = said
+    assert once.startswith(f"127.0.0.1:{port} cannot be used yet (Address already in use)")
+    wait_for_port("127.0.0.1", port, said.append)
+    assert said == [once]
