@@ -150,12 +150,14 @@ async def test_tries_of_which_nobody_told_an_end_use_up_nothing_of_the_schedule(
     run = await running_job(database, callback_url=URL)
     await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
     hosts = {"127.0.0.1:9": ["w#boot"]}
+    tries = []
     for _ in range(5):
         await change(database, "UPDATE callback_delivery SET next_try_at = 1")
-        (taken,) = await database.write(
+        tries += await database.write(
             lambda connection: take_due(connection, database, hosts, limit=5)
         )
-    assert taken.delivery.try_number == 6
+    taken = tries[-1]
+    assert (len(tries), taken.delivery.try_number) == (5, 6)
     shown = []
     for number in (6, 7):
         failed = DeliveryResult(

@@ -58,7 +58,7 @@ async def test_a_new_holder_knows_the_queues_of_the_runs_that_it_sends_again(
     """It gives what a worker refuses to another one: by the labels that the queue asks for."""
     async with door(migrated_engine) as api:
         loop = api.parts.loop
-        await loop._begin(await new_term(api.database))
+        await loop._begin({0: await new_term(api.database)})
         # Another holder claims from a queue that was not there before; its wake-up was lost.
         queue_id = await api.database.write(
             lambda connection: ensure_queue(
@@ -68,7 +68,7 @@ async def test_a_new_holder_knows_the_queues_of_the_runs_that_it_sends_again(
         term = await new_term(api.database)
         ids = await insert(api.database, queue_id=queue_id)
         (run,) = await claimed(api.database, ids, term=term)
-        await loop._begin(term)
+        await loop._begin({0: term})
         assert loop._queues.requirement(run.queue_id) == "gpu=yes"
 
 
