@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -111,17 +111,28 @@ class Callers(threading.Thread):
             return
         self._note(Seen(time.monotonic(), job_id, job["status"]))
         if call.retry and job["status"] in RETRYABLE:
-            self._note(RetryAsked(time.monotonic(), job_id))
-            await self._ask(session, "POST", f"/openapi/jobs/{job_id}/retry", None)
+            await self._ask(
+                *(session, "POST", f"/openapi/jobs/{job_id}/retry", None),
+                told=lambda: RetryAsked(time.monotonic(), job_id),
+            )
 
     async def _ask(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: Any
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        told: Callable[[], Event] | None = None,
     ) -> dict[str, Any] | None:
         """Ask again and again, any dispatcher, until answered; None once it is time to give up.
 
-        A refusal (409 of a verb that comes too late) is an answer, and returned as it is.
+        A refusal (409 of a verb that comes too late) is an answer, and returned as it is. `told`
+        makes the event that is noted before each try: one whose answer is lost may have been heard.
         """
         while time.monotonic() < self._give_up_at:
+            if told is not None:
+                self._note(told())
             try:
                 url = self._dice.choice(self._urls) + path
                 async with session.request(method, url, json=body) as response:

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import http.client
 import random
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,6 +20,7 @@ from sqlalchemy.util.concurrency import await_only
 from tests.simulation.history import History
 from tests.simulation.lean import left_out
 from tests.simulation.machine import PROCESS, Process, State, VirtualLoop
+from tests.support.checker import RetryAsked
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +28,7 @@ LATEST_COPY_SECONDS: Final = 20.0
 """How late a doubled request may come; a worker remembers runs for ten minutes."""
 LONGEST_WAY_SECONDS: Final = 15.0
 """No message is on its way for longer: it would outlive the fault that slows it, with its locks."""
+_RETRY: Final = re.compile(r"/openapi/jobs/(\d+)/retry$")
 
 
 class Refused(Exception):
@@ -163,6 +166,9 @@ class Network:
         server = self.listening(target)
         if server is not None and server.state is not State.DEAD:
             self._history.say(f"a copy arrives: {method} {url}")
+            if (asked := _RETRY.search(url)) is not None:
+                # Each is one: a caller who may be heard twice has asked for two attempts.
+                self._history.add(RetryAsked(self._history.now, int(asked[1])))
             self._serve(server, method, url, body, headers, None)
 
     def _serve(
