@@ -20,7 +20,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.plumbing.database import KEEP_FIRST
+from app.plumbing.database import keep_first as keep
 from app.plumbing.json_text import Unencodable
 
 ColumnType = Literal["BIGINT", "TEXT"]
@@ -66,8 +66,8 @@ class RowsInsert:
 
     `columns` names the fields of each row and their SQL types; `values` gives for each column of
     the table, by whether the database is SQLite, its expression over `v.v_<field>` and over
-    `:<name>`, which is the same for all rows. `keep_first` is a key column of the table, or empty
-    where a taken key is an error.
+    `:<name>`, which is the same for all rows. `keep_first` is a column for the function of that
+    name, or empty where a taken key is an error.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class RowsInsert:
         values: Callable[[bool], Mapping[str, str]],
         keep_first: str = "",
     ) -> None:
-        ends = {sqlite: end.format(key=keep_first) for sqlite, end in KEEP_FIRST.items()}
+        ends = {sqlite: keep(sqlite, keep_first) if keep_first else "" for sqlite in (True, False)}
         self._columns = columns
         self._from_json = insert_from_rows(
             sqlite=True,
             table=table,
             columns=columns,
             values=values(True),
-            keep_first=ends[True] if keep_first else "",
+            keep_first=ends[True],
         )
         own = values(False)
         self._head = f"INSERT INTO {table} ({', '.join(own)}) VALUES "
-        self._end = f" {ends[False]}" if keep_first else ""
+        self._end = f" {ends[False]}"
         expressions = ", ".join(own.values()).replace("%", "%%")
         self._row = f"({_PLACE.sub('%s', expressions)})"
         self._places = [field or name for field, name in _PLACE.findall(expressions)]

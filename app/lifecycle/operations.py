@@ -158,7 +158,7 @@ async def insert_operation(
     last = (await connection.execute(text("SELECT MAX(id) FROM job_info"))).scalar_one()
     low, high = new.ids
     await connection.execute(
-        text(_INSERT.format(keep=database.keep_first("id"))),
+        text(_INSERT.format(keep=database.keep_first("created_at"))),
         {
             "operation": new.operation_id,
             "tenant": new.tenant_id,

@@ -245,7 +245,8 @@ async def ensure_queue(
         await connection.execute(
             text(
                 "INSERT INTO queue (tenant_id, job_handler, requirement, partition_no) "
-                "VALUES (:tenant, :handler, :requirement, :partition) " + database.keep_first("id")
+                "VALUES (:tenant, :handler, :requirement, :partition) "
+                + database.keep_first("tenant_id")
             ),
             key,
         )

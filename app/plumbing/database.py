@@ -42,7 +42,17 @@ NOW_MS: Final = {
 }
 """SQL for the database's UTC time in epoch milliseconds, the one clock of all due times, by
 whether the database is SQLite."""
-KEEP_FIRST: Final = {True: "ON CONFLICT DO NOTHING", False: "ON DUPLICATE KEY UPDATE {key} = {key}"}
+
+
+def keep_first(sqlite: bool, column: str) -> str:
+    """End an INSERT so that a row whose key is taken changes nothing.
+
+    `column` is any of the table but its AUTO_INCREMENT `id`: MySQL, and not MariaDB, refuses to set
+    that beside ids that it gives itself (error 1869).
+    """
+    if column.rpartition(".")[2] == "id":
+        raise ValueError("not the AUTO_INCREMENT column")
+    return "ON CONFLICT DO NOTHING" if sqlite else f"ON DUPLICATE KEY UPDATE {column} = {column}"
 
 
 class DatabaseUnavailable(Exception):
@@ -105,9 +115,9 @@ class Database:
         """True for a SQLite database whose file is not there; connecting would create it."""
         return self.is_sqlite and not Path(self.url.database or "").exists()
 
-    def keep_first(self, key: str) -> str:
-        """End an INSERT so that a row whose key is taken changes nothing; `key` is a key column."""
-        return KEEP_FIRST[self.is_sqlite].format(key=key)
+    def keep_first(self, column: str) -> str:
+        """End an INSERT as the function does."""
+        return keep_first(self.is_sqlite, column)
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
         """Run `work` in one transaction, commit, and return what it returned.

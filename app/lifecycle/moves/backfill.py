@@ -59,7 +59,7 @@ async def insert_backfill(
     if known is not None:
         return known  # by an earlier try of this transaction
     await connection.execute(
-        text(_INSERT[database.is_sqlite] + database.keep_first("id")),
+        text(_INSERT[database.is_sqlite] + database.keep_first("created_at")),
         {
             "schedule": new.schedule_id,
             "token": new.token,

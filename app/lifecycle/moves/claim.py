@@ -231,7 +231,7 @@ _LOG_INSERT: Final = RowsInsert(
         "status": str(int(ExecutionStatus.CLAIMED)),
         "claimed_at": "v.v_updated_at",
     },
-    keep_first="id",
+    keep_first="claimed_at",
 )
 
 

@@ -31,7 +31,7 @@ from app.lifecycle.moves.guard import Asked, Changed
 from app.lifecycle.moves.submit import PARAMS_SLOT, insert_payloads
 from app.lifecycle.states import JobKind, JobStatus, in_list, sources
 from app.lifecycle.tables import INLINE_BYTES
-from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
+from app.plumbing.database import NOW_MS, Database, keep_first
 
 SCHEDULES_QUEUE: Final = 0
 """The queue of all schedules: no worker serves it, and no task is in it."""
@@ -282,7 +282,7 @@ _SPAWN: Final = {
             "created_at": ":now",
             "updated_at": ":now",
         },
-        keep_first=KEEP_FIRST[sqlite].format(key="job_info.id"),
+        keep_first=keep_first(sqlite, "job_info.created_at"),
     )
     for sqlite in (True, False)
 }
@@ -304,7 +304,7 @@ _COPY_LABELS: Final = {
     sqlite: text(
         "INSERT INTO job_label (job_id, name, value) SELECT c.id, l.name, l.value "
         "FROM job_info AS c JOIN job_label AS l ON l.job_id = c.parent_id WHERE c.id IN :ids "
-        + KEEP_FIRST[sqlite].format(key="job_label.name")
+        + keep_first(sqlite, "job_label.name")
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite in (True, False)
 }
@@ -314,7 +314,7 @@ _COPY_PARAMS: Final = {
         "SELECT c.id, b.slot, b.body, b.byte_count "
         "FROM job_info AS c JOIN job_payload AS b ON b.job_id = c.parent_id "
         f"WHERE b.slot = '{PARAMS_SLOT}' AND c.id IN :ids AND c.params_in_payload = 1 "
-        + KEEP_FIRST[sqlite].format(key="job_payload.slot")
+        + keep_first(sqlite, "job_payload.slot")
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite in (True, False)
 }

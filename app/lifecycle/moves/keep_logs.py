@@ -16,7 +16,7 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
-from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
+from app.plumbing.database import NOW_MS, Database, keep_first
 from oncue.output import HEAD_BYTES, TAIL_BYTES
 
 CHUNK_BYTES: Final = 32 * 1024
@@ -107,7 +107,7 @@ _OPEN: Final = {
             "dropped_bytes": "0",
             "complete": "0",
         },
-        keep_first=KEEP_FIRST[sqlite].format(key="log_id"),
+        keep_first=keep_first(sqlite, "log_id"),
     )
     for sqlite in (True, False)
 }

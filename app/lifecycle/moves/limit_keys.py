@@ -26,7 +26,7 @@ from app.lifecycle.bulk import (
     select_by_rows,
 )
 from app.lifecycle.states import JobStatus
-from app.plumbing.database import KEEP_FIRST
+from app.plumbing.database import keep_first
 
 CONCURRENCY: Final = 0
 RATE: Final = 1
@@ -83,7 +83,7 @@ _LOCK: Final = {
             "next_at": "0",
         },
         # On MySQL the row is locked, there or not.
-        keep_first=KEEP_FIRST[sqlite].format(key="limit_key.next_at"),
+        keep_first=keep_first(sqlite, "limit_key.next_at"),
     )
     for sqlite in (True, False)
 }
@@ -110,7 +110,7 @@ _LIST: Final = {
         table="concurrency_slot",
         columns=SLOT_COLUMNS,
         values={name: f"v.v_{name}" for name in SLOT_COLUMNS},
-        keep_first=KEEP_FIRST[sqlite].format(key="concurrency_slot.waits"),
+        keep_first=keep_first(sqlite, "concurrency_slot.waits"),
     )
     for sqlite in (True, False)
 }

@@ -51,7 +51,7 @@ def _owe(keep_first: str) -> RowsInsert:
 
 
 _OWE: Final = _owe("")
-_OWE_ONCE: Final = _owe("id")
+_OWE_ONCE: Final = _owe("created_at")
 
 
 def callback_row(

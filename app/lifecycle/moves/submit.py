@@ -13,7 +13,7 @@ from app.lifecycle.bulk import ColumnType, RowsInsert, insert_from_rows, rows_js
 from app.lifecycle.reads import JOB_COLUMNS
 from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
-from app.plumbing.database import KEEP_FIRST, NOW_MS, Database
+from app.plumbing.database import NOW_MS, Database, keep_first
 
 PARAMS_SLOT: Final = "params"
 
@@ -165,7 +165,7 @@ _INSERT: Final = RowsInsert(
             f"CASE WHEN v.v_due IS NULL THEN {NOW_MS[sqlite]} + v.v_delay ELSE v.v_due END"
         ),
     },
-    keep_first="id",
+    keep_first="created_at",
 )
 _INSERT_SCHEDULES: Final = {
     sqlite: insert_from_rows(
@@ -182,7 +182,7 @@ _INSERT_SCHEDULES: Final = {
             "trigger_ts": "v.v_cursor",
             **{name: f"v.v_{name}" for name in _SCHEDULE_COLUMNS},
         },
-        keep_first=KEEP_FIRST[sqlite].format(key="id"),
+        keep_first=keep_first(sqlite, "created_at"),
     )
     for sqlite in (True, False)
 }

@@ -15,6 +15,7 @@ from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import STATUS_OF, TITLE_OF, Problem, problem_response, validation_problem
 from app.jobs.digest import differing_fields, request_digest
 from app.lifecycle.requirement import MAX_LENGTH, RequirementTooLong, meets, requirement_of
+from app.plumbing.database import keep_first
 from app.plumbing.json_text import Unencodable, plain_json
 from app.plumbing.times import epoch_ms, rfc3339
 
@@ -171,3 +172,11 @@ def test_a_complaint_about_broken_text_is_itself_whole() -> None:
     answer = problem_response(problem)
     (error,) = json.loads(bytes(answer.body))["errors"]
     assert error["pointer"] == "/a~1b~0\\ud800"
+
+
+def test_a_taken_key_never_sets_the_column_that_mysql_counts_itself() -> None:
+    """MySQL, and not MariaDB, answers 1869 to `id = id` where others of the batch are new."""
+    assert keep_first(False, "job_info.created_at").endswith("created_at = job_info.created_at")
+    for column in ("id", "job_info.id"):
+        with pytest.raises(ValueError, match="AUTO_INCREMENT"):
+            keep_first(False, column)
