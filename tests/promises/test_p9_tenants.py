@@ -148,8 +148,8 @@ def test_a_quota_that_may_not_borrow_is_never_exceeded_and_wastes_no_time(
     lines = [one for one in platform.record() if one.job_id in jobs and one.event == "start"]
     took = max(one.monotonic for one in lines) - min(one.monotonic for one in lines)
     assert most_at_once(platform, jobs) == 2
-    # Two at once of 20 ms each: a second, if a freed slot is used at once.
-    assert took <= 8, f"{took:.1f} s for 100 jobs"
+    # Two at once of 20 ms each; a freed slot that waited for the next look would take 50 s.
+    assert took <= 25, f"{took:.1f} s for 100 jobs"
 
 
 def ended_of(platform: Platform, job_id: int) -> bool:
