@@ -566,6 +566,8 @@ CREATE TABLE tenant_stored (
     CONSTRAINT pk_tenant_stored PRIMARY KEY (tenant_id)
 )CHARSET=utf8mb4 ENGINE=InnoDB COLLATE utf8mb4_bin;
 
+ALTER TABLE limit_key ADD COLUMN begins_at BIGINT NOT NULL COMMENT 'microseconds: when the begun runs would all have had their time' DEFAULT '0';
+
 UPDATE schema_revision SET revision = 12 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0012' WHERE alembic_version.version_num = '0011';

@@ -241,7 +241,7 @@ CREATE TABLE limit_key (
 	tenant_id INTEGER NOT NULL, 
 	kind SMALLINT NOT NULL, 
 	name VARCHAR(128) NOT NULL, 
-	next_at BIGINT NOT NULL, 
+	next_at BIGINT NOT NULL, begins_at BIGINT DEFAULT '0' NOT NULL, 
 	CONSTRAINT pk_limit_key PRIMARY KEY (tenant_id, kind, name)
 );
 CREATE TABLE log_chunk (

@@ -30,4 +30,14 @@ def upgrade() -> None:
         mysql_collate="utf8mb4_bin",
         mysql_engine="InnoDB",
     )
+    op.add_column(
+        "limit_key",
+        sa.Column(
+            "begins_at",
+            sa.BigInteger(),
+            nullable=False,
+            server_default="0",
+            comment="microseconds: when the begun runs would all have had their time",
+        ),
+    )
     op.execute("UPDATE schema_revision SET revision = 12 WHERE id = 1")

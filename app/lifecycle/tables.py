@@ -503,6 +503,13 @@ limit_key = Table(
     Column("kind", SmallInteger, primary_key=True, autoincrement=False),
     Column("name", String(128), primary_key=True),
     Column("next_at", BigInteger, nullable=False, comment="microseconds, of a rate"),
+    Column(
+        "begins_at",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="microseconds: when the begun runs would all have had their time",
+    ),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
 """A key of a tenant, locked by whoever counts or changes what it limits."""

@@ -81,6 +81,7 @@ _LOCK: Final = {
             "kind": ":kind",
             "name": "v.v_name",
             "next_at": "0",
+            "begins_at": "0",
         },
         # On MySQL the row is locked, there or not.
         keep_first=keep_first(sqlite, "limit_key.next_at"),
@@ -133,13 +134,15 @@ _FORGET_RATES: Final = {
         sqlite=sqlite,
         table="limit_key",
         columns=KEY_COLUMNS,
-        guard=f"limit_key.kind = {RATE} AND limit_key.next_at < :before",
+        guard=f"limit_key.kind = {RATE} AND limit_key.next_at < :before "
+        "AND limit_key.begins_at < :before",
     )
     for sqlite in (True, False)
 }
 _PAGE: Final = text(
-    "SELECT k.tenant_id, k.kind, k.name, k.next_at, EXISTS (SELECT 1 FROM concurrency_slot AS s "
-    "WHERE s.tenant_id = k.tenant_id AND s.name = k.name AND s.waits = 1) AS waited_for "
+    "SELECT k.tenant_id, k.kind, k.name, k.next_at, k.begins_at, "
+    "EXISTS (SELECT 1 FROM concurrency_slot AS s WHERE s.tenant_id = k.tenant_id "
+    "AND s.name = k.name AND s.waits = 1) AS waited_for "
     "FROM limit_key AS k WHERE k.tenant_id > :tenant OR (k.tenant_id = :tenant AND "
     "(k.kind > :kind OR (k.kind = :kind AND k.name > :name))) "
     "ORDER BY k.tenant_id, k.kind, k.name LIMIT :limit"
@@ -221,7 +224,7 @@ async def look_through_keys(
         [
             Key(one.tenant_id, one.name)
             for one in rows
-            if one.kind == RATE and one.next_at < idle_before_ms * 1000
+            if one.kind == RATE and max(one.next_at, one.begins_at) < idle_before_ms * 1000
         ],
         None if last is None else (last.tenant_id, last.kind, last.name),
     )

@@ -35,6 +35,8 @@ from app.plumbing.database import Database
 
 BLOCKED_TOGETHER: Final = 500
 """So many tasks are looked at behind one that must wait, for others of the same key."""
+MOST_LATE_US: Final = 1_000_000
+"""A run that is this late, or less, still counts as having begun at its time."""
 _BLOCKABLE: Final = in_list(sources("block", JobKind.TASK))
 
 
@@ -44,6 +46,37 @@ class Within:
 
     kept: list[Mapping[str, Any]]
     later: list[Claimable] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rate:
+    """What has been given of a rate key: the next free time, and when runs that begin have room.
+
+    Times are microseconds. They are given ahead, so that nothing looks at a job before its own;
+    those that pass unused, in an outage, must not make a burst. So what begins is measured as
+    well, by the virtual scheduling algorithm (GCRA, ITU-T I.371) with a tolerance: in any t
+    seconds at most `rate * (t + MOST_LATE) + 1` runs begin.
+    """
+
+    next_at: int
+    begins_at: int
+
+    def time_for(self, may_begin: int, *, step: int, has_time: bool) -> int:
+        """Return when a run begins that may begin then: that moment itself, or its new time."""
+        begins = may_begin if has_time else self._next(may_begin, step)
+        # Less than a millisecond is not worth another claim.
+        if begins >= may_begin + 1000:
+            return begins
+        room = self.begins_at - MOST_LATE_US
+        if room > may_begin:
+            return self._next(max(room, may_begin + 1000), step)
+        self.begins_at = max(self.begins_at, may_begin) + step
+        return may_begin
+
+    def _next(self, earliest: int, step: int) -> int:
+        begins = max(self.next_at, earliest)
+        self.next_at = begins + step
+        return begins
 
 
 _MOVED: Final[dict[str, ColumnType]] = {"id": "BIGINT", "version": "BIGINT", "due": "BIGINT"}
@@ -84,7 +117,7 @@ _NEXT: Final = {
     sqlite: select_by_rows(
         sqlite=sqlite,
         columns=KEY_COLUMNS,
-        select="k.tenant_id, k.name, k.next_at",
+        select="k.tenant_id, k.name, k.next_at, k.begins_at",
         join=f"{join} limit_key AS k ON k.tenant_id = v.v_tenant_id "
         f"AND k.kind = {RATE} AND k.name = v.v_name{lock}",
     )
@@ -93,14 +126,14 @@ _NEXT: Final = {
         (False, "STRAIGHT_JOIN", " FOR UPDATE"),
     )
 }
-_RATE: Final[dict[str, ColumnType]] = {**KEY_COLUMNS, "next": "BIGINT"}
+_RATE: Final[dict[str, ColumnType]] = {**KEY_COLUMNS, "next": "BIGINT", "begins": "BIGINT"}
 _SET_NEXT: Final = {
     sqlite: update_from_rows(
         sqlite=sqlite,
         table="limit_key",
         key="name",
         columns=_RATE,
-        assignments="next_at = v.v_next",
+        assignments="next_at = v.v_next, begins_at = v.v_begins",
         guard=f"j.tenant_id = v.v_tenant_id AND j.kind = {RATE}",
     )
     for sqlite in (True, False)
@@ -200,26 +233,26 @@ async def _within_rates(
     *,
     now: int,
 ) -> Within:
-    # One that was given its time has paid for it.
-    asking = [
-        row
-        for row in rows
-        if row["rate_key"] is not None and row["rate_due"] != row["next_trigger_time"]
-    ]
-    if not asking:
+    rated = [row for row in rows if row["rate_key"] is not None]
+    if not rated:
         return Within(list(rows))
-    keys = sorted({Key(row["tenant_id"], row["rate_key"]) for row in asking})
-    next_of = await _lock_rates(connection, keys, sqlite=database.is_sqlite)
+    keys = sorted({Key(row["tenant_id"], row["rate_key"]) for row in rated})
+    rates = await _lock_rates(connection, keys, sqlite=database.is_sqlite)
     later: list[Mapping[str, Any]] = []
-    for row in asking:
-        key = Key(row["tenant_id"], row["rate_key"])
+    for row in rated:
+        rate = rates[Key(row["tenant_id"], row["rate_key"])]
         may_begin = max(now, row["next_trigger_time"]) * 1000
-        begins = max(next_of[key], may_begin)
-        # Less than a millisecond is not worth another claim.
-        if begins >= may_begin + 1000:
+        begins = rate.time_for(
+            may_begin,
+            step=round(1_000_000 / row["rate_per_second"]),
+            has_time=row["rate_due"] == row["next_trigger_time"],
+        )
+        if begins > may_begin:
             later.append({**_moved(row), "due": math.ceil(begins / 1000), "row": row})
-        next_of[key] = begins + round(1_000_000 / row["rate_per_second"])
-    times = [{**key._asdict(), "next": next_of[key]} for key in keys]
+    times = [
+        {**key._asdict(), "next": rates[key].next_at, "begins": rates[key].begins_at}
+        for key in keys
+    ]
     await connection.execute(_SET_NEXT[database.is_sqlite], {"rows": rows_json(_RATE, times)})
     if not later:
         return Within(list(rows))
@@ -234,12 +267,14 @@ async def _within_rates(
 
 async def _lock_rates(
     connection: AsyncConnection, keys: Sequence[Key], *, sqlite: bool
-) -> dict[Key, int]:
-    """Lock the rows of these rate keys and return their next free times (microseconds)."""
-    found: dict[Key, int] = {}
+) -> dict[Key, Rate]:
+    """Lock the rows of these rate keys and return what has been given of each."""
+    found: dict[Key, Rate] = {}
     while len(found) < len(keys):
         rows = await connection.execute(_NEXT[sqlite], {"rows": named(keys)})
-        found = {Key(row.tenant_id, row.name): int(row.next_at) for row in rows}
+        found = {
+            Key(row.tenant_id, row.name): Rate(int(row.next_at), int(row.begins_at)) for row in rows
+        }
         if new := [key for key in keys if key not in found]:
             await lock_keys(connection, new, RATE)
     return found

@@ -261,6 +261,36 @@ async def test_runs_of_one_rate_key_get_times_so_far_apart(database: Database) -
     assert due == claimed_at + 400
 
 
+async def test_times_that_passed_in_an_outage_make_no_burst(database: Database) -> None:
+    """A second's worth may begin late, together; the others get times again, in their order."""
+    term = await new_term(database)
+    ids = await insert(database, 40, **RATED)
+    await change(database, "UPDATE job_info SET next_trigger_time = id, rate_due = id")
+    later: list[Claimable] = []
+    assignments = await assignments_for(database, ids)
+    runs = await database.write(
+        lambda connection: claim(
+            connection, database, assignments, token=new_token(), term=term, later=later
+        )
+    )
+    assert [run.job_id for run in runs] == ids[:11]
+    began = runs[0].claimed_at
+    assert [one.due_ms - began for one in later] == [100 * number for number in range(1, 30)]
+    # At its new time each has room, and what comes new stands behind all of them.
+    for number, one in enumerate(ids[11:14]):
+        back = 100 * (number + 1)
+        await change(
+            database,
+            f"UPDATE job_info SET next_trigger_time = next_trigger_time - {back}, "
+            f"rate_due = rate_due - {back} WHERE id = {one}",
+        )
+        await change(database, "UPDATE limit_key SET begins_at = begins_at - 100000")
+        assert [run.job_id for run in await claimed(database, [one], term=term)] == [one]
+    assert await claimed(database, await insert(database, 1, **RATED), term=term) == []
+    due = "SELECT MAX(next_trigger_time) FROM job_info"
+    assert await value_of(database, due) == began + 100 * 30
+
+
 async def test_a_long_line_is_let_go_as_far_as_there_is_room(database: Database) -> None:
     term = await new_term(database)
     (holder,) = await insert(database, 1, concurrency_key="k", concurrency_limit=1)
@@ -389,7 +419,7 @@ async def test_what_no_end_could_let_go_is_found(api: Door) -> None:
 async def test_a_rate_that_nobody_uses_is_forgotten(api: Door) -> None:
     ids = [await api.submitted(rateKey=name, ratePerSecond=1) for name in ("old", "new")]
     await claimed(api.database, ids, term=await new_term(api.database))
-    await change(api.database, "UPDATE limit_key SET next_at = 5 WHERE name = 'old'")
+    await change(api.database, "UPDATE limit_key SET next_at = 5, begins_at = 5 WHERE name = 'old'")
     await Unblocker(api.parts.ground, api.parts.lock).look()
     assert [row["name"] for row in await rows_of(api.database, "SELECT name FROM limit_key")] == [
         "new"
