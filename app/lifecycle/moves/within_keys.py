@@ -123,7 +123,8 @@ _NEXT: Final = {
     )
     for sqlite, join, lock in (
         (True, "CROSS JOIN", ""),
-        (False, "STRAIGHT_JOIN", " FOR UPDATE"),
+        # MySQL cannot lock the rows of JSON_TABLE; MariaDB knows no OF, and skips the comment.
+        (False, "STRAIGHT_JOIN", " FOR UPDATE /*!80000 OF k */"),
     )
 }
 _RATE: Final[dict[str, ColumnType]] = {**KEY_COLUMNS, "next": "BIGINT", "begins": "BIGINT"}
