@@ -283,6 +283,15 @@ _FILLED = (
 )
 
 
+def numbers(count: int) -> str:
+    """Return a subquery of the numbers from 1 on, `n`, up to a million: any database knows it."""
+    digits = " UNION ALL ".join(f"SELECT {one} AS d" for one in range(10))
+    places = range(len(str(count)))
+    sources = ", ".join(f"({digits}) AS p{place}" for place in places)
+    n = " + ".join(f"{10**place} * p{place}.d" for place in places)
+    return f"(SELECT n FROM (SELECT {n} AS n FROM {sources}) AS s WHERE n BETWEEN 1 AND {count})"
+
+
 async def fill(
     database: Database,
     count: int,
@@ -293,16 +302,11 @@ async def fill(
     handler: str = "echo",
 ) -> None:
     """Insert many jobs by SQL, due in the past, a millisecond apart."""
-    if database.is_sqlite:
-        series = f"SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}"
-        numbers = f"(WITH RECURSIVE s(n) AS ({series}) SELECT n FROM s)"
-    else:
-        numbers = f"(SELECT seq AS n FROM seq_1_to_{count})"
     await change(
         database,
         f"INSERT INTO job_info ({_FILLED}) SELECT 0, 0, 'filled', '{handler}', {queue_id}, "
         f"{status}, {priority}, 1700000000000 + n, 3, 60000, 'fixed', 1, 1, 1 "
-        f"FROM {numbers} AS numbers",
+        f"FROM {numbers(count)} AS numbers ORDER BY n",
     )
 
 

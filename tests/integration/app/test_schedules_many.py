@@ -8,7 +8,7 @@ from typing import Any
 from app.lifecycle.moves.fire import due_sql
 from app.lifecycle.moves.mend import Mended, mend_schedules
 from app.plumbing.database import Database
-from tests.integration.app.rig import change, door, new_term, rows_of, value_of
+from tests.integration.app.rig import change, door, new_term, numbers, rows_of, value_of
 from tests.integration.app.test_claim_plan import explained, found_in
 from tests.support.engines import Engine, migrated
 
@@ -26,18 +26,12 @@ _COLUMNS = (
 
 async def filled(database: Database, count: int, *, due: str, name: str, queue_id: int) -> None:
     """Insert hourly schedules by SQL, whose next fire is `due` (SQL over n)."""
-    if database.is_sqlite:
-        series = f"SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}"
-        numbers = f"(WITH RECURSIVE s(n) AS ({series}) SELECT n FROM s)"
-        request = f"'{name}-' || n"
-    else:
-        numbers = f"(SELECT seq AS n FROM seq_1_to_{count})"
-        request = f"CONCAT('{name}-', n)"
+    request = f"'{name}-' || n" if database.is_sqlite else f"CONCAT('{name}-', n)"
     await change(
         database,
         f"INSERT INTO job_info ({_COLUMNS}) SELECT 0, 1, '{name}', 'echo', 0, {queue_id}, 7, "
         f"5, {due}, {due} - 1, 3600000, 'fixedRate', {due}, 'once', 'skip', {request}, 3, 60000, "
-        f"'fixed', 1, 1 FROM {numbers} AS numbers",
+        f"'fixed', 1, 1 FROM {numbers(count)} AS numbers ORDER BY n",
     )
 
 
