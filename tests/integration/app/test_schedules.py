@@ -79,9 +79,11 @@ async def moved_back(database: Database, schedule: int, by_ms: int) -> None:
         by=by_ms,
         id=schedule,
     )
+    # Each moves to where the one before it has left: MySQL looks at every row by itself.
+    in_order = "" if database.is_sqlite else " ORDER BY nominal_time"
     await change(
         database,
-        "UPDATE job_info SET nominal_time = nominal_time - :by WHERE parent_id = :id",
+        f"UPDATE job_info SET nominal_time = nominal_time - :by WHERE parent_id = :id{in_order}",
         by=by_ms,
         id=schedule,
     )
