@@ -23,13 +23,15 @@ def no_fencing() -> None:
     fenced = module.settle
     current = module.text("SELECT id, execution_id FROM job_info WHERE id = :id")
 
-    async def settle(connection: AsyncConnection, database: Any, endings: Sequence[Any]) -> Any:
+    async def settle(
+        connection: AsyncConnection, database: Any, endings: Sequence[Any], *rest: Any
+    ) -> Any:
         changed = []
         for ending in endings:
             row = (await connection.execute(current, {"id": ending.job_id})).one_or_none()
             execution = ending.execution_id if row is None else row.execution_id
             changed.append(dataclasses.replace(ending, execution_id=execution))
-        return await fenced(connection, database, changed)
+        return await fenced(connection, database, changed, *rest)
 
     _module("app.fleet.settler").settle = settle
 

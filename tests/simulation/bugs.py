@@ -41,7 +41,7 @@ _settle = app.lifecycle.moves.settle.settle
 
 
 async def _settle_unfenced(
-    connection: AsyncConnection, database: Database, endings: Sequence[Ending]
+    connection: AsyncConnection, database: Database, endings: Sequence[Ending], *rest: Any
 ) -> list[Settlement]:
     """Take every report for one of the job's current execution, whoever sends it."""
     found = await connection.execute(_CURRENT, {"ids": sorted({one.job_id for one in endings})})
@@ -53,6 +53,7 @@ async def _settle_unfenced(
             replace(one, execution_id=current.get(one.job_id, one.execution_id), in_term=None)
             for one in endings
         ],
+        *rest,
     )
 
 
