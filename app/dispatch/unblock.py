@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 KEYS_A_LOOK: Final = 500
+KEYS_A_TRANSACTION: Final = 20
+"""Whoever ends a run of one of these keys waits for the transaction."""
 RATES_KEPT_SECONDS: Final = 60.0
 FIRST: Final = (-1, 0, "")
 
@@ -56,9 +58,10 @@ class Unblocker:
         )
         self._after = found.last or FIRST
         freed = 0
-        for key in found.waited_for:
+        for start in range(0, len(found.waited_for), KEYS_A_TRANSACTION):
+            keys = found.waited_for[start : start + KEYS_A_TRANSACTION]
             tasks = await self._database.write(
-                lambda connection, key=key: free_keys(connection, [key])  # type: ignore[misc]
+                lambda connection, keys=keys: free_keys(connection, keys)  # type: ignore[misc]
             )
             if tasks:
                 self._bus.publish(WAKE, [list(task) for task in tasks])
