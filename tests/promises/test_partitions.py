@@ -195,7 +195,11 @@ async def test_jobs_of_a_partition_begin_by_priority_and_their_age(
     for job_id in priority:
         assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
     async with opened(sqlite_engine) as database:
-        rows = await rows_of(database, "SELECT job_id, claimed_at FROM job_log")
+        # A slot that both count on is refused by the worker, and its job is claimed once more: it
+        # is the first claim that has to be in order.
+        rows = await rows_of(
+            database, "SELECT job_id, MIN(claimed_at) AS claimed_at FROM job_log GROUP BY job_id"
+        )
     for one in (0, 1):
         # What one claim took has no order; an idle slot of the other partition may be lent.
         claims: dict[int, list[tuple[int, int]]] = defaultdict(list)
