@@ -26,6 +26,7 @@ from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Assignment, Candidate, Claimed, Found, Probe, claim, find_due
 from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.moves.submit import NEW_VERSION
 from app.lifecycle.moves.within_quotas import keep_within_quotas
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import read_queues
@@ -389,8 +390,12 @@ class DispatchLoop:
             return
 
     def _on_wake(self, signal: Signal) -> None:
-        for queue_id, priority, due_ms in signal:
-            self._queues.announce(queue_id, priority, due_ms)
+        for queue_id, priority, due_ms, *new in signal:
+            if new and self._seats.terms:
+                task = Candidate(new[0], NEW_VERSION, queue_id, priority, due_ms)
+                self._queues.store(task, self._clock.now_ms())
+            else:
+                self._queues.announce(queue_id, priority, due_ms)
         self._look.set()
 
     def _on_load(self, signal: Signal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ KNOWN_AHEAD_MS: Final = 2000.0
 """What a read sees is kept if it is due so soon; each second there is a read of everything."""
 READ_AHEAD_MS: Final = 250.0
 """What was announced is read so long before it is due."""
+KNOWN_AT_MOST: Final = 1000
+"""So many tasks of a queue are kept without a read; what is more waits in the database."""
 NEVER: Final = float("inf")
 
 
@@ -38,6 +41,8 @@ class QueueState:
     soon: deque[Candidate] = field(default_factory=deque)
     read_at_ms: float = NEVER
     """When a read may find what `soon` lacks."""
+    seen: frozenset[int] | None = frozenset()
+    """The tasks that the last read found to be due; None while one is on its way."""
     has_backlog: bool = False
     held: bool = False
     """Its tenant may have no more runs: what waits is looked at when one of them has ended."""
@@ -51,6 +56,22 @@ class QueueState:
         if cursor is not None and due_ms <= cursor[0]:
             del self.cursors[priority]
         self.read_at_ms = min(self.read_at_ms, due_ms - READ_AHEAD_MS)
+
+    def store(self, task: Candidate, now_ms: float) -> None:
+        """Note a task that was just stored: where all else is known, it needs no read.
+
+        A read that has begun may have seen it, or not; one that is still to come will.
+        """
+        if self.seen is None or self.needs_read(now_ms) or task.due_ms > now_ms + KNOWN_AHEAD_MS:
+            self.announce(task.priority, task.due_ms)
+        elif len(self.soon) >= KNOWN_AT_MOST:
+            self.has_backlog = True
+        elif task.job_id not in self.seen:
+            self.priorities.add(task.priority)
+            cursor = self.cursors.get(task.priority)
+            if cursor is not None and task.due_ms <= cursor[0]:
+                del self.cursors[task.priority]
+            insort(self.soon, task, key=_due)
 
     def needs_read(self, now_ms: float) -> bool:
         """Tell whether a read may find a task that is not known yet."""
@@ -76,6 +97,7 @@ class QueueState:
         """
         self.announced.clear()
         self.read_at_ms = NEVER
+        self.seen = None
         if self.rescan:
             self.cursors.clear()
         wanted = PRIORITIES if self.rescan else sorted(self.priorities, reverse=True)
@@ -87,7 +109,9 @@ class QueueState:
     def learn(self, found: Found, limit: int, *, was_rescan: bool) -> None:
         """Take over what a read of this queue saw."""
         queue_id = self.row.queue_id
-        due = Counter(task.priority for task in found.due if task.queue_id == queue_id)
+        own = [task for task in found.due if task.queue_id == queue_id]
+        due = Counter(task.priority for task in own)
+        self.seen = frozenset(task.job_id for task in own)
         later = [task for task in found.later if task.queue_id == queue_id]
         if was_rescan:
             seen = due.keys() | {task.priority for task in later}
@@ -95,7 +119,7 @@ class QueueState:
         self.rescan = False
         # A full range may hide more behind it.
         self.has_backlog = any(count >= limit for count in due.values())
-        self.soon = deque(sorted(later, key=lambda task: (task.due_ms, task.job_id)))
+        self.soon = deque(sorted(later, key=_due))
         while self.soon and self.soon[-1].due_ms > found.now_ms + KNOWN_AHEAD_MS:
             self.read_at_ms = min(self.read_at_ms, self.soon.pop().due_ms - READ_AHEAD_MS)
         for priority, count in Counter(task.priority for task in later).items():
@@ -105,11 +129,18 @@ class QueueState:
 
     def dealt(self, tasks: Iterable[Candidate]) -> None:
         """Go on behind the tasks that were dealt, unless an earlier one came up meanwhile."""
+        earliest = dict(self.announced)
+        for task in self.soon:
+            earliest[task.priority] = min(task.due_ms, earliest.get(task.priority, task.due_ms))
         for task in tasks:
             place = (task.due_ms, task.job_id)
-            if self.announced.get(task.priority, place[0] + 1) <= place[0]:
+            if earliest.get(task.priority, place[0] + 1) <= place[0]:
                 continue
             self.cursors[task.priority] = max(place, self.cursors.get(task.priority, place))
+
+
+def _due(task: Candidate) -> tuple[int, int]:
+    return task.due_ms, task.job_id
 
 
 class QueueBook:
@@ -162,6 +193,14 @@ class QueueBook:
             self.complete = False
         else:
             state.announce(priority, due_ms)
+
+    def store(self, task: Candidate, now_ms: float) -> None:
+        """Note a task that was just stored."""
+        state = self._states.get(task.queue_id)
+        if state is None:
+            self.complete = False
+        else:
+            state.store(task, now_ms)
 
     def requirement(self, queue_id: int) -> str:
         """Return what the tasks of a queue ask of a worker's labels."""

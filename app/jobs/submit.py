@@ -170,6 +170,7 @@ class Submitter:
         found = await self._database.write(insert)
         rows = [found[(job.tenant_id, job.client_request_id)] for job in jobs]
         earliest: dict[tuple[int, int], int] = {}
+        new: list[list[int]] = []
         if any(job.schedule is not None for job in jobs):
             self._bus.publish(FIRE, [])
         for job, row in zip(jobs, rows, strict=True):
@@ -177,8 +178,10 @@ class Submitter:
             if is_new_task and row.due_ms is not None:
                 place = (job.queue_id, job.priority)
                 earliest[place] = min(row.due_ms, earliest.get(place, row.due_ms))
+                new.append([*place, row.due_ms, row.id])
         if earliest:
-            self._bus.publish(WAKE, [[*place, due] for place, due in earliest.items()])
+            wakes = [[*place, due] for place, due in earliest.items()]
+            self._bus.publish(WAKE, wakes, here=new)
         return rows
 
     async def _find(self, keys: Sequence[tuple[int, str]]) -> list[RowMapping | None]:

@@ -44,9 +44,14 @@ class Bus:
         """Call `callback` for each signal of the topic; it must not block."""
         self._callbacks[topic].append(callback)
 
-    def publish(self, topic: str, signal: Signal, *, here_only: bool = False) -> None:
-        """Tell this process now and, unless `here_only`, the other dispatchers soon."""
-        self._call(topic, signal)
+    def publish(
+        self, topic: str, signal: Signal, *, here: Signal | None = None, here_only: bool = False
+    ) -> None:
+        """Tell this process now and, unless `here_only`, the other dispatchers soon.
+
+        This process is told `here` in place of `signal`, where that says more.
+        """
+        self._call(topic, signal if here is None else here)
         if not here_only and len(self._unsent) < MAX_UNSENT:
             self._unsent.append((topic, signal))
             self._has_unsent.set()
@@ -96,7 +101,8 @@ class Bus:
 
 
 WAKE: Final = "wake"
-"""[[queue id, priority, due epoch ms], ...]: tasks became claimable."""
+"""[[queue id, priority, due epoch ms], ...]: tasks became claimable. Here a job id may follow: that
+task is new, and nothing has happened to it yet."""
 LOAD: Final = "load"
 """[worker id, sequence number, active]: a worker's own count."""
 ENDED: Final = "ended"

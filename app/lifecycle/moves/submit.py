@@ -16,6 +16,8 @@ from app.lifecycle.tables import INLINE_BYTES
 from app.plumbing.database import NOW_MS, Database, keep_first
 
 PARAMS_SLOT: Final = "params"
+NEW_VERSION: Final = 0
+"""The version of a task that nothing has happened to yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,7 @@ def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
         "callback_headers": job.callback_headers,
         "error_code": None,
         "error_message": None,
-        "version": 0,
+        "version": NEW_VERSION,
         "revision": 0,
         "created_at": entered.created_at,
         "updated_at": entered.created_at,

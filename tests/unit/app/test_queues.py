@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.dispatch.queues import KNOWN_AHEAD_MS, NEVER, READ_AHEAD_MS, QueueState
+from app.dispatch.queues import KNOWN_AHEAD_MS, KNOWN_AT_MOST, NEVER, READ_AHEAD_MS, QueueState
 from app.lifecycle.moves.claim import Candidate, Found
 from app.lifecycle.reads import QueueRow
 
@@ -77,3 +77,62 @@ def test_what_is_far_off_is_read_again_before_its_time(ahead_ms: int) -> None:
     assert state.take_soon(NOW + ahead_ms) == []
     assert not state.needs_read(NOW)
     assert state.needs_read(NOW + ahead_ms - READ_AHEAD_MS)
+
+
+def test_a_task_that_was_just_stored_needs_no_read() -> None:
+    state = state_of(task(1, NOW + 50))
+    state.store(task(3, NOW, priority=2), NOW)
+    state.store(task(2, NOW), NOW)
+    assert not state.needs_read(NOW)
+    assert state.next_look_ms(2) <= NOW
+    assert [one.job_id for one in state.take_soon(NOW)] == [2, 3]
+    assert {2, 5} <= state.priorities
+    assert [one.job_id for one in state.take_soon(NOW + 50)] == [1]
+
+
+def test_a_task_that_is_stored_during_a_read_is_read_once_more() -> None:
+    state = state_of()
+    state.probes(LIMIT)
+    state.store(task(1, NOW), NOW)
+    state.learn(Found([], [], NOW), LIMIT, was_rescan=False)
+    assert state.needs_read(NOW)
+
+
+def test_a_task_that_a_read_has_seen_is_not_known_twice() -> None:
+    state = state_of(task(1, NOW))
+    state.store(task(1, NOW), NOW)
+    assert state.take_soon(NOW) == []
+
+
+def test_what_is_stored_beside_a_backlog_waits_for_the_read_of_it() -> None:
+    state = state_of(*(task(number, NOW - number) for number in range(1, LIMIT + 1)))
+    state.store(task(9, NOW), NOW)
+    assert state.take_soon(NOW) == []
+    assert state.needs_read(NOW)
+
+
+def test_no_more_tasks_are_kept_than_a_limit() -> None:
+    state = state_of()
+    for number in range(KNOWN_AT_MOST + 1):
+        state.store(task(number, NOW), NOW)
+    assert len(state.take_soon(NOW)) == KNOWN_AT_MOST
+    assert state.needs_read(NOW)
+
+
+def test_a_read_goes_on_before_what_is_known_and_not_dealt_yet() -> None:
+    state = state_of()
+    state.store(task(1, NOW - 5), NOW)
+    state.dealt([task(2, NOW)])
+    assert state.probes(LIMIT)[0][2:4] == (0, 0)
+    state.learn(Found([task(1, NOW - 5)], [], NOW), LIMIT, was_rescan=False)
+    state.dealt([task(1, NOW - 5), task(2, NOW)])
+    state.store(task(3, NOW), NOW)
+    assert state.probes(LIMIT)[0][2:4] == (0, 0)
+
+
+def test_what_is_far_off_is_announced_when_it_is_stored() -> None:
+    state = state_of()
+    state.store(task(1, NOW + 60_000), NOW)
+    assert state.take_soon(NOW + 60_000) == []
+    assert not state.needs_read(NOW)
+    assert state.needs_read(NOW + 60_000 - READ_AHEAD_MS)
