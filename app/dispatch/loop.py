@@ -189,7 +189,9 @@ class DispatchLoop:
         # A moment before its time a task is claimed and sent: its worker begins it in time.
         ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
         waiting = [*candidates, *known, *ahead]
-        assignments = self._deal(waiting, now, await self._quotas.of(waiting) if waiting else {})
+        if not waiting:
+            return
+        assignments = self._deal(waiting, now, await self._quotas.of(waiting))
         if not assignments:
             return
         for fence, own in self._by_partition(waiting, assignments, terms):

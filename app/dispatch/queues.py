@@ -77,6 +77,11 @@ class QueueState:
         """Tell whether a read may find a task that is not known yet."""
         return self.rescan or self.has_backlog or self.read_at_ms <= now_ms
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Tell whether there is nothing to read and nothing to claim, now or at any known time."""
+        return not (self.soon or self.rescan or self.has_backlog or self.read_at_ms < NEVER)
+
     def next_look_ms(self, ahead_ms: float) -> float:
         """Return when there is something to read, or so long before to claim."""
         if self.has_backlog:
@@ -247,16 +252,20 @@ class QueueBook:
                 self._held.append(state)
 
     def served(self, roster: Roster) -> list[tuple[QueueState, int]]:
-        """Return the queues in hand that live workers have slots for, with the number of slots."""
+        """Return the queues in hand that live workers have slots for, with the number of slots.
+
+        Those that have nothing to read or to claim are left out.
+        """
         served = []
+        free = roster.free()
         for handler in roster.handlers:
             slots: dict[tuple[str, bool], int] = {}
             for state in self._by_handler.get(handler, ()):
-                if state.row.partition not in self._partitions:
+                if state.is_at_rest or state.row.partition not in self._partitions:
                     continue
                 of = state.row.requirement, state.row.partition != FIRST
                 if of not in slots:
-                    slots[of] = roster.free_for(handler, of[0], seated=of[1])
+                    slots[of] = roster.free_for(handler, of[0], free, seated=of[1])
                 if slots[of] > 0:
                     served.append((state, slots[of]))
         return served

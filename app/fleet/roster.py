@@ -185,9 +185,16 @@ class Roster:
             for worker in self._ready(handler, requirement, seated)
         ]
 
-    def free_for(self, handler: str, requirement: str, *, seated: bool = False) -> int:
-        """Return how many of the handler's tasks may be dealt now."""
-        return sum(self._free(worker) for worker in self._ready(handler, requirement, seated))
+    def free(self) -> dict[str, int]:
+        """Return how many tasks may be dealt to each worker now, if it is ready for them."""
+        return {worker_id: self._free(worker) for worker_id, worker in self._workers.items()}
+
+    def free_for(
+        self, handler: str, requirement: str, free: Mapping[str, int], *, seated: bool = False
+    ) -> int:
+        """Return how many of the handler's tasks may be dealt now, of what is `free`."""
+        ready = self._ready(handler, requirement, seated)
+        return sum(free[worker.node.worker_id] for worker in ready)
 
     def delivering(self) -> list[Node]:
         """Return the live workers that deliver callbacks."""

@@ -272,12 +272,16 @@ async def extend_leases(
         )
 
 
-_TRIED: Final = text(
-    "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since, "
-    f"SUBSTR(body, 1, {len(BODY_OPENS)}) = '{BODY_OPENS}' "
-    "OR INSTR(COALESCE(headers, ''), '{\"sealed\"') > 0 AS is_secret "
-    "FROM callback_delivery WHERE delivery_id IN :ids ORDER BY id"
-).bindparams(bindparam("ids", expanding=True))
+# Without the hint, or with an order, MySQL may walk the whole table for a batch of ids.
+_TRIED: Final = {
+    sqlite: text(
+        "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since, "
+        f"SUBSTR(body, 1, {len(BODY_OPENS)}) = '{BODY_OPENS}' "
+        "OR INSTR(COALESCE(headers, ''), '{\"sealed\"') > 0 AS is_secret "
+        f"FROM callback_delivery {hint}WHERE delivery_id IN :ids"
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite, hint in ((True, ""), (False, "FORCE INDEX (uq_callback_delivery_delivery_id) "))
+}
 _NOTED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
     "tries": "BIGINT",
@@ -361,7 +365,9 @@ async def note_tries(
     What was not tried is due again, uncounted, unless it has been owed for longer than all pauses
     of the schedule: then it is given up.
     """
-    found = await connection.execute(_TRIED, {"ids": sorted({one.delivery_id for one in results})})
+    found = await connection.execute(
+        _TRIED[database.is_sqlite], {"ids": sorted({one.delivery_id for one in results})}
+    )
     rows = {row["delivery_id"]: row for row in found.mappings()}
     if not rows:
         return None
