@@ -13,6 +13,7 @@ import pytest
 from tests.support.contract import installed_tools
 from tests.support.engines import ENGINE_NAMES, Engine, EngineName, Servers, migrated
 from tests.support.missing import NOT_TESTED_HERE
+from tests.support.models import models_built_once
 from tests.support.processes import NewPlatform, Platform
 from tests.support.receiver import Receiver
 
@@ -36,10 +37,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _models() -> Iterator[None]:
+    """Spare the hundreds of applications of this process what one has built."""
+    with models_built_once():
+        yield
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     """The database and Redis servers that the tests of this process share."""
-    found = Servers()
+    found = Servers(in_memory=True)
     yield found
     found.remove()
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 from unittest import mock
 
 from fastapi import APIRouter
-from fastapi._compat.v2 import ModelField
 from fastapi.routing import _IncludedRouter
 from starlette.routing import Match
 
 import app.main
+from tests.support.models import models_built_once
 
 CALLED: Final = frozenset(
     {
@@ -43,9 +43,7 @@ CALLED: Final = frozenset(
 )
 """The routes that somebody calls in a simulation, by the names of their functions."""
 
-_BUILT: Final[dict[tuple[str, int, str], tuple[Any, Any]]] = {}
 _LEFT_OUT: Final[dict[tuple[str, str], re.Pattern[str]]] = {}
-_build = ModelField.__post_init__
 
 
 def left_out(method: str, path: str) -> bool:
@@ -53,18 +51,6 @@ def left_out(method: str, path: str) -> bool:
     return any(
         method == of_method and route.fullmatch(path) for (of_method, _), route in _LEFT_OUT.items()
     )
-
-
-def _build_once(field: ModelField) -> None:
-    info = field.field_info
-    key = (field.mode, id(info.annotation), repr(info))
-    known = _BUILT.get(key)
-    if known is None:
-        _build(field)
-        # The description is kept as well: an address in the key must not be given to another.
-        _BUILT[key] = (field._type_adapter, info)
-    else:
-        field._type_adapter = known[0]
 
 
 _match = _IncludedRouter._match
@@ -109,7 +95,7 @@ def _include_if_called(router: APIRouter, other: APIRouter, **options: Any) -> N
 def lean() -> Iterator[None]:
     """Have boots be as cheap as they can within the block."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(ModelField, "__post_init__", _build_once))
+        stack.enter_context(models_built_once())
         stack.enter_context(mock.patch.object(_IncludedRouter, "_match", _match_once))
         stack.enter_context(mock.patch.object(APIRouter, "add_api_route", _add_if_called))
         stack.enter_context(mock.patch.object(APIRouter, "include_router", _include_if_called))

@@ -29,6 +29,7 @@ from tests.simulation.planned import Planner, draw_schedules
 from tests.simulation.workload import Callers, draw_jobs, observe_with
 from tests.support.checker import Healed, Report, judge
 from tests.support.fires import implied, judge_fires
+from tests.support.guardian import memory_directory
 
 FAULT_SECONDS: Final = 500.0
 LEAST_SECONDS: Final = 600.0
@@ -89,7 +90,7 @@ def play(
     gc.freeze()
     gc.disable()
     try:
-        with tempfile.TemporaryDirectory(dir=_memory_directory()) as directory:
+        with tempfile.TemporaryDirectory(dir=memory_directory()) as directory:
             path = Path(directory) / "oncue.db"
             path.write_bytes(_empty_database())
             with planted(bug), paced(), lean():
@@ -189,7 +190,3 @@ def _empty_database() -> bytes:
         path = Path(directory) / "empty.db"
         migrate(f"sqlite+aiosqlite:///{path}")
         return path.read_bytes()
-
-
-def _memory_directory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

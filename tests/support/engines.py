@@ -57,16 +57,19 @@ def migrated(engine: Engine) -> Engine:
 class Servers:
     """The servers of one test process, each started when first asked for and shared by its tests.
 
-    A test that stops or loses a server makes one of its own (`PrivateRedis()`).
+    A test that stops or loses a server makes one of its own (`PrivateRedis()`). With `in_memory`
+    no database is kept on a disk, where there is memory enough.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_memory: bool = False) -> None:
+        self._in_memory = in_memory
         self._started: list[PrivateMariaDB | PrivateRedis] = []
 
     @functools.cached_property
     def mariadb(self) -> PrivateMariaDB:
         """The shared MariaDB, or the MySQL that the environment names in its place."""
-        return self._start(PrivateMySQL() if PrivateMySQL.program() else PrivateMariaDB())
+        kind = PrivateMySQL if PrivateMySQL.program() else PrivateMariaDB
+        return self._start(kind(in_memory=self._in_memory))
 
     @functools.cached_property
     def redis(self) -> PrivateRedis:
@@ -115,7 +118,7 @@ class Servers:
 
     @functools.cached_property
     def _files(self) -> Path:
-        return GUARDIAN.temporary_directory()
+        return GUARDIAN.temporary_directory(in_memory=self._in_memory)
 
     @functools.cached_property
     def _sqlite_template(self) -> Path:

@@ -17,6 +17,19 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+MEMORY = Path("/dev/shm")
+LEAST_FREE = 4 * 1024**3
+
+
+def memory_directory() -> Path | None:
+    """Return where files are kept in memory, or None if this machine has too little of it.
+
+    What is written there outlives the processes that wrote it, which is all that tests kill.
+    """
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= LEAST_FREE:
+        return MEMORY
+    return None
+
 
 class Guardian:
     """The guardian of this process, started when it is first told of something."""
@@ -32,9 +45,10 @@ class Guardian:
         """The group has ended."""
         self._tell(f"-{group}")
 
-    def temporary_directory(self) -> Path:
+    def temporary_directory(self, *, in_memory: bool = False) -> Path:
         """Make a directory with a short path, as sockets need, that goes when we go."""
-        directory = Path(tempfile.mkdtemp(prefix="oncue-"))
+        where = memory_directory() if in_memory else None
+        directory = Path(tempfile.mkdtemp(prefix="oncue-", dir=where))
         self._tell(f"directory {directory}")
         return directory
 

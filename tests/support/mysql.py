@@ -20,8 +20,8 @@ GRANT ALL PRIVILEGES ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
 class PrivateMySQL(PrivateMariaDB):
     """A MySQL server for tests, with the promises of `PrivateMariaDB`."""
 
-    def __init__(self, *flags: str) -> None:
-        super().__init__("--mysqlx=OFF", "--secure-file-priv=", *flags)
+    def __init__(self, *flags: str, in_memory: bool = False) -> None:
+        super().__init__("--mysqlx=OFF", "--secure-file-priv=", *flags, in_memory=in_memory)
 
     @classmethod
     def program(cls) -> str | None:
