@@ -2,7 +2,7 @@
 
     python -m bench.spread               # MariaDB and Redis, 2,000 jobs, 4 workers
 
-Each job waits a random while (5 to 60 ms; the slow worker twice as long), so that the spread is
+Each job waits a random while (20 to 200 ms; the slow worker twice as long), so that the spread is
 told by the work that each worker finished, not by the count of its jobs. Told are the
 coefficient of variation over four equal workers, which should be at most 0.10, and, where one is
 at half speed, its work as a share of the mean of the others, which should be about a half.
@@ -29,7 +29,7 @@ from tests.support.processes import Platform
 
 WORKERS: Final = 4
 CAPACITY: Final = 16
-SHORTEST_MS, LONGEST_MS = 5, 60
+SHORTEST_MS, LONGEST_MS = 20, 200
 BATCH: Final = 500
 
 
