@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Final, TypeVar
 
 from app.lifecycle.api_keys import KeyKind, KeyRow, any_key, find_key
 from app.plumbing.bus import KEYS, Bus, Signal
 from app.plumbing.database import Database, DatabaseUnavailable
+from app.plumbing.single_flight import SingleFlight
 
 FRESH_SECONDS: Final = 5.0
 """How long a revoked key may go on where the announcement of its end was lost."""
@@ -28,9 +28,9 @@ class KeyCache:
         self._database = database
         self._keys: dict[str, tuple[KeyRow, float]] = {}
         self._unknown: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[KeyRow | None]] = {}
+        self._asks: SingleFlight[tuple[str, int], KeyRow | None] = SingleFlight()
         self._any: dict[KeyKind, tuple[bool, float]] = {}
-        self._looking: dict[KeyKind, asyncio.Task[bool]] = {}
+        self._looks: SingleFlight[tuple[KeyKind, int], bool] = SingleFlight()
         self._changes = 0
         bus.subscribe(KEYS, self._on_change)
 
@@ -46,11 +46,8 @@ class KeyCache:
             return known[0]
         if now < self._unknown.get(prefix, 0.0):
             return None
-        asking = self._asking.get(prefix)
-        if asking is None:
-            asking = self._asking[prefix] = asyncio.ensure_future(self._ask(prefix))
-        # One look-up is for all who wait for it: none of them may cancel it.
-        return await asyncio.shield(asking)
+        # Who comes after a change needs a look that was begun after it.
+        return await self._asks.call((prefix, self._changes), lambda: self._ask(prefix))
 
     async def any(self, kind: KeyKind) -> bool:
         """Tell whether there is a key of the kind at all; once there is, there always is.
@@ -61,10 +58,7 @@ class KeyCache:
         found, until = self._any.get(kind, (False, 0.0))
         if found or time.monotonic() < until:
             return found
-        looking = self._looking.get(kind)
-        if looking is None:
-            looking = self._looking[kind] = asyncio.ensure_future(self._look(kind))
-        return await asyncio.shield(looking)
+        return await self._looks.call((kind, self._changes), lambda: self._look(kind))
 
     @property
     def size(self) -> int:
@@ -80,18 +74,13 @@ class KeyCache:
                 raise
             # As it was: whoever is let in by that meets the same database.
             found = self._any[kind][0]
-        finally:
-            self._looking.pop(kind, None)
         if found or changes == self._changes:
             self._any[kind] = (found, time.monotonic() + FRESH_SECONDS)
         return found
 
     async def _ask(self, prefix: str) -> KeyRow | None:
         changes = self._changes
-        try:
-            key = await self._database.read(lambda connection: find_key(connection, prefix))
-        finally:
-            self._asking.pop(prefix, None)
+        key = await self._database.read(lambda connection: find_key(connection, prefix))
         until = time.monotonic() + FRESH_SECONDS
         if changes != self._changes:
             return key  # it may be what was before the change: not for keeping

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
@@ -27,6 +28,7 @@ from app.lifecycle.limits import count_waiting
 from app.plumbing.database import Database
 from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.redis import REDIS_ERRORS
+from app.plumbing.single_flight import SingleFlight
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +154,7 @@ class SubmissionQuota:
         self._buckets: dict[int, LocalBucket] = {}
         self._ahead: dict[int, _Ahead] = {}
         self._counted: dict[int, _Counted] = {}
-        self._counting: dict[int, asyncio.Task[None]] = {}
+        self._counts: SingleFlight[int, None] = SingleFlight()
         # Those who ask while Redis is being asked share the next round trip.
         self._takes: GroupCommit[Asked, Taken] = GroupCommit(
             self._take_together, batch_limit=MOST_TOGETHER, backlog_limit=MOST_KNOWN
@@ -256,41 +258,29 @@ class SubmissionQuota:
         counted = _kept(self._counted, tenant_id, _Counted)
         now = time.monotonic()
         if now >= counted.until:
-            counting = self._counting.get(tenant_id)
-            if counting is None:
-                counting = asyncio.ensure_future(self._count(tenant_id, counted, most))
-                counting.add_done_callback(_note_failure)
-                self._counting[tenant_id] = counting
+            count = partial(self._count, tenant_id, counted, most)
             if now >= counted.at_last or counted.waiting + counted.since + wanted > most:
-                # One count is for all who wait for it: none of them may cancel it.
-                await asyncio.shield(counting)
+                await self._counts.call(tenant_id, count)
+            else:
+                _ = self._counts.begin(tenant_id, count)
         return max(0, most - counted.waiting - counted.since)
 
     async def _count(self, tenant_id: int, counted: _Counted, most: int) -> None:
-        try:
-            began, before = time.monotonic(), counted.since
-            waiting = await self._database.read(
-                lambda connection: count_waiting(connection, tenant_id, most=most)
-            )
-            now = time.monotonic()
-            span = max(COUNTED_SECONDS, (now - began) / COUNTING_SHARE)
-            counted.waiting = waiting
-            # What was let in while it was counted may not be in the count.
-            counted.since -= before
-            counted.until, counted.at_last = now + span, now + 2 * span
-        finally:
-            self._counting.pop(tenant_id, None)
+        began, before = time.monotonic(), counted.since
+        waiting = await self._database.read(
+            lambda connection: count_waiting(connection, tenant_id, most=most)
+        )
+        now = time.monotonic()
+        span = max(COUNTED_SECONDS, (now - began) / COUNTING_SHARE)
+        counted.waiting = waiting
+        # What was let in while it was counted may not be in the count.
+        counted.since -= before
+        counted.until, counted.at_last = now + span, now + 2 * span
 
 
 def burst_of(rate: float) -> int:
     """Return how many may come at once: what a second brings, and one at least."""
     return max(1, math.floor(rate))
-
-
-def _note_failure(counting: asyncio.Task[None]) -> None:
-    # Whoever waits for the count gets the error; without anybody the next one counts again.
-    if not counting.cancelled() and (error := counting.exception()) is not None:
-        log.info("waiting_not_counted", error=str(error) or type(error).__name__)
 
 
 def _kept(known: dict[int, Value], tenant_id: int, new: Callable[[], Value]) -> Value:

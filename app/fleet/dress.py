@@ -5,7 +5,6 @@ All of it goes over the authenticated channel between dispatchers and workers, a
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from app.lifecycle.egress_lists import read_networks
 from app.lifecycle.moves.ending import OwedDelivery
 from app.lifecycle.webhook_secrets import WORKERS_OWN, read_secrets
 from app.plumbing.sealed import CannotOpen, Sealer
+from app.plumbing.single_flight import SingleFlight
 from oncue.protocol import Delivery
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,8 @@ class Dresser:
         self._database = ground.database
         self._sealer = ground.sealer
         self._known: dict[int, Wishes] = {}
-        self._reading = asyncio.Lock()
+        self._reads: SingleFlight[tuple[int, int], Wishes] = SingleFlight()
+        self._changes = 0
 
     async def dress(
         self, owed: Sequence[OwedDelivery]
@@ -76,12 +77,14 @@ class Dresser:
         """Return what a tenant has said: a statement or two, at most once in 5 s for all askers."""
         known = self._fresh(tenant_id)
         if known is None:
-            async with self._reading:
-                known = self._fresh(tenant_id) or await self._read(tenant_id)
+            # Who comes after a change needs a read that was begun after it.
+            key = tenant_id, self._changes
+            known = await self._reads.call(key, lambda: self._read(tenant_id))
         return known
 
     def forget(self, tenant_id: int) -> None:
         """Read anew what a tenant has said: it has just said something else."""
+        self._changes += 1
         self._known.pop(tenant_id, None)
 
     def _fresh(self, tenant_id: int) -> Wishes | None:
@@ -91,7 +94,7 @@ class Dresser:
         return known
 
     async def _read(self, tenant_id: int) -> Wishes:
-        read_at = time.monotonic()
+        read_at, changes = time.monotonic(), self._changes
 
         async def read(
             connection: AsyncConnection,
@@ -109,9 +112,11 @@ class Dresser:
                 )
         except CannotOpen:
             cannot_open = True
-        if len(self._known) >= MOST_TENANTS:
-            self._known.clear()
-        self._known[tenant_id] = found = Wishes(signing, networks, cannot_open, read_at)
+        found = Wishes(signing, networks, cannot_open, read_at)
+        if changes == self._changes:
+            if len(self._known) >= MOST_TENANTS:
+                self._known.clear()
+            self._known[tenant_id] = found
         return found
 
 

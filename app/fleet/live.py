@@ -18,6 +18,7 @@ from app.ground import Ground
 from app.lifecycle.handler_schemas import read_schemas
 from app.lifecycle.nodes import Node, read_nodes
 from app.plumbing.bus import BEAT
+from app.plumbing.single_flight import SingleFlight
 from oncue.addresses import Network
 from oncue.protocol import LEASE_SECONDS, WorkerState
 
@@ -78,7 +79,7 @@ class LiveFleet:
         self._not_stored: dict[str, float] = {}
         self._read_at = float("-inf")
         self._signals = 0
-        self._reading = asyncio.Lock()
+        self._reads: SingleFlight[int, None] = SingleFlight()
         ground.bus.subscribe(BEAT, lambda _signal: self._expire())
 
     async def nodes(self) -> list[Node]:
@@ -112,9 +113,8 @@ class LiveFleet:
 
     async def _refresh(self) -> None:
         if time.monotonic() - self._read_at > FRESH_SECONDS:
-            async with self._reading:
-                if time.monotonic() - self._read_at > FRESH_SECONDS:
-                    await self._read()
+            # Who comes after a signal needs a read that was begun after it.
+            await self._reads.call(self._signals, self._read)
 
     async def _read(self) -> None:
         signals = self._signals
