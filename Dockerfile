@@ -36,7 +36,7 @@ ENV PATH=/opt/oncue/bin:$PATH \
     ONCUE_HOST=0.0.0.0 \
     ONCUE_WORKER_HOST=0.0.0.0
 # Listening beyond loopback, both services refuse to start without ONCUE_INTERNAL_TOKEN, and the
-# dispatcher without ONCUE_API_KEYS.
+# dispatcher without a key (`oncue keys bootstrap`, or ONCUE_API_KEYS).
 
 USER 10001
 WORKDIR /home/oncue

@@ -114,7 +114,8 @@ def dispatcher(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="So many dispatcher processes behind the port.",
+            help="So many dispatcher processes behind the port; ONCUE_PROCESS_PORTS gives each a "
+            "port of its own besides.",
             envvar="ONCUE_PROCESSES",
             min=1,
             max=64,

@@ -64,7 +64,7 @@ class Settings(BaseSettings):
         False, description="true: serve without keys, also beyond this machine"
     )
     most_failed_keys: int = Field(
-        20, ge=1, description="wrong keys from one address in failed_keys_seconds; then 429"
+        20, ge=1, description="wrong keys from one address in ONCUE_FAILED_KEYS_SECONDS; then 429"
     )
     failed_keys_seconds: float = Field(
         60.0, ge=1, le=3600, description="how long wrong keys of an address are counted"
@@ -77,7 +77,10 @@ class Settings(BaseSettings):
         SecretStr(""),
         description="seal secrets at rest; a comma list of Fernet keys: the first seals, all open",
     )
-    balance: BalancePolicy = Field("least_load", description="how a worker is chosen")
+    balance: BalancePolicy = Field(
+        "least_load",
+        description="how a worker is chosen: least_load, round_robin, random, rendezvous",
+    )
     dispatch_partitions: int = Field(
         1, ge=1, le=64, description="over so many partitions new jobs are spread, each with a lock"
     )

@@ -195,8 +195,8 @@ class NewJob:
 class JobChanges(TypedDict, total=False):
     """What `revise` changes: what is not given stays.
 
-    None clears `params`, `timeout` (an hour), `callback_url`, and keys, which are given with their
-    limits. `run_at` needs a time zone; durations are in seconds or a timedelta.
+    None clears `params`, `timeout` (an hour), `callback_url`, `expires_at`, and keys, which are
+    given with their limits. Moments need a time zone; durations are in seconds or a timedelta.
     """
 
     params: Any
@@ -208,6 +208,9 @@ class JobChanges(TypedDict, total=False):
     retry_interval: Seconds
     retry_backoff: Literal["fixed", "exponential"]
     callback_url: str | None
+    callback_events: Sequence[str] | None
+    callback_headers: Mapping[str, Any] | None
+    expires_at: datetime | None
     concurrency_key: str | None
     concurrency_limit: int | None
     rate_key: str | None
@@ -237,6 +240,8 @@ def _wire_value(name: str, value: Any) -> Any:
     match name:
         case "run_at":
             return given_moment(name, value)
+        case "expires_at":
+            return None if value is None else given_moment(name, value)
         case "delay" | "timeout":
             return _milliseconds(value)
         case "retry_interval":
@@ -265,6 +270,7 @@ _CHANGED_NAMES: Final = {
     "callback_url": "callbackUrl",
     "callback_events": "callbackEvents",
     "callback_headers": "callbackHeaders",
+    "expires_at": "expiresAt",
     "concurrency_key": "concurrencyKey",
     "concurrency_limit": "concurrencyLimit",
     "rate_key": "rateKey",

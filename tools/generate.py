@@ -21,7 +21,7 @@ from app.jobs.reason_codes import reason_table
 from app.lifecycle.states import diagram, verb_table
 from app.main import openapi_document
 from app.migrate import migrate, offline_sql
-from tools.reference import commands_page, errors_page, settings_page
+from tools.reference import commands_page, errors_page, metrics_page, settings_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,6 +38,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "reference" / "settings.md": settings_page(),
         ROOT / "docs" / "reference" / "cli.md": commands_page(),
         ROOT / "docs" / "reference" / "errors.md": errors_page(),
+        ROOT / "docs" / "reference" / "metrics.md": metrics_page(),
     }
 
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
@@ -294,25 +295,39 @@ def _ask(
         loop.call_soon_threadsafe(function, argument)
 
 
-def _watch_numbers(parts: Parts) -> None:
-    watch, held = parts.metrics.watch, parts.held
-    watch("capacity", "Runs that fit at once.", lambda: held.capacity)
-    watch("active", "Runs that hold a slot, stopping ones included.", lambda: len(held.live))
-    watch("queued", "Accepted runs whose handler has not begun.", lambda: held.queued)
-    watch(
+NUMBERS: Final[tuple[tuple[str, str, Callable[[Parts], float]], ...]] = (
+    ("capacity", "Runs that fit at once.", lambda parts: parts.held.capacity),
+    (
+        "active",
+        "Runs that hold a slot, stopping ones included.",
+        lambda parts: len(parts.held.live),
+    ),
+    (
+        "queued",
+        "Accepted runs whose handler has not begun.",
+        lambda parts: parts.held.queued,
+    ),
+    (
         "reports_unacknowledged",
         "Outcomes, ended threads and tries that no dispatcher has acknowledged.",
-        lambda: parts.reporter.backlog,
-    )
-    watch("log_memory_bytes", "Lines not shipped.", lambda: parts.shipper.buffers.memory)
-    watch("deliveries_held", "Callbacks held.", lambda: parts.deliverer.backlog)
-    watch(
+        lambda parts: parts.reporter.backlog,
+    ),
+    ("log_memory_bytes", "Lines not shipped.", lambda parts: parts.shipper.buffers.memory),
+    ("deliveries_held", "Callbacks held.", lambda parts: parts.deliverer.backlog),
+    (
         "breakers_open",
         "Hosts that gave no answer again and again, and are called by a trial only.",
-        lambda: parts.deliverer.open_breakers,
-    )
-    watch(
+        lambda parts: parts.deliverer.open_breakers,
+    ),
+    (
         "clock_offset_seconds",
         "How far the database's clock is ahead of this process.",
-        lambda: parts.clock.offset_ms / 1000,
-    )
+        lambda parts: parts.clock.offset_ms / 1000,
+    ),
+)
+"""Gauges that are read when somebody asks: each name, text and value."""
+
+
+def _watch_numbers(parts: Parts) -> None:
+    for name, text, value in NUMBERS:
+        parts.metrics.watch(name, text, partial(value, parts))

@@ -156,7 +156,11 @@ class Gate:
             return Caller(name, address=address, request_id=request_id)
         key = await self._known(_CALLERS, given, digest, address)
         if key.tenant_disabled:
-            raise Problem("tenant_disabled", "The tenant of this key is disabled: ask its admin.")
+            raise Problem(
+                "tenant_disabled",
+                "The tenant of this key is disabled: ask an admin of the tenant 'default' to "
+                "enable it.",
+            )
         return Caller(
             key.name,
             key.tenant_id,

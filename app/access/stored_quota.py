@@ -94,6 +94,7 @@ def _too_much(held: int, size: int, most: int) -> Problem:
     return Problem(
         "too_much_stored",
         f"The jobs of the tenant have {held} bytes of params, results and logs, and this one "
-        f"{size} of params; {most} are its limit: keep jobs for less long, or send less.",
+        f"{size} of params; {most} are its limit: keep finished "
+        "jobs for fewer days (PUT /openapi/retention), send less, or have the limit raised.",
         retry_after_seconds=WAIT_SECONDS,
     )

@@ -56,7 +56,10 @@ async def _mark(
     """Note that a worker is to drain, with who wants it."""
     node = await read_node(connection, worker_id)
     if node is None:
-        raise Problem("worker_not_found", "No worker has this workerId, or it has left.")
+        raise Problem(
+            "worker_not_found",
+            "No worker has this workerId, or it has left: GET /openapi/workers lists them.",
+        )
     if node.state is WorkerState.DOWN:
         raise Problem("worker_down", f"Worker {node.name} is DOWN: it takes nothing anyway.")
     if await mark_draining(connection, worker_id):

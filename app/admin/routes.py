@@ -201,7 +201,7 @@ def tenant_routes(*, keys: Gate, tenant_desk: TenantDesk) -> APIRouter:
         openapi_extra=body_of("ChangeTenant"),
     )
     async def change_tenant(request: Request, tenant_id: TenantId, caller: Identified) -> Response:
-        """Rename a tenant, refuse its callers (`disabled`), or let them in again."""
+        """Rename a tenant, set its `limits`, refuse its callers (`disabled`), or let them in."""
         require_json(request)
         return json_answer(await tenant_desk.change(caller, tenant_id, await request.body()))
 

@@ -183,7 +183,8 @@ def _ask(http: httpx.Client, target: Target) -> Draining:
     try:
         response = http.post(f"{target.url}{DRAIN_PATH}")
     except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise WorkerNotReached(f"{target.name} does not answer at {target.url}: {error}") from None
+        where = "" if target.name == target.url else f" at {target.url}"
+        raise WorkerNotReached(f"{target.name} does not answer{where}: {error}") from None
     if response.status_code == 401:
         raise DrainRefused(
             f"{target.name} refuses the internal token: set ONCUE_INTERNAL_TOKEN to the one that "

@@ -249,7 +249,11 @@ def problem_of(error: Exception, path: str) -> Problem:
             "It is not known whether anything was stored: repeat the same request later.",
         )
     log.error("request_fault", path=path, exc_info=error)
-    return Problem("internal_error", "The request failed; repeat it with the same clientRequestId.")
+    return Problem(
+        "internal_error",
+        "The platform failed. Repeat the request, a submission with the same clientRequestId; if "
+        "it fails again, tell the operator its X-Request-Id.",
+    )
 
 
 def _misread(app: FastAPI, request: Request, problem: Problem) -> Response | None:

@@ -30,7 +30,8 @@ def require_group(by_key: GroupKey, worker_id: str, worker_group: str | None) ->
         log.warning("worker_of_another_group", worker_id=worker_id, key_group=by_key.worker_group)
         raise Problem(
             "not_your_run",
-            f"{worker_id[:128]} is no worker of the group '{by_key.worker_group}' of this key.",
+            f"{worker_id[:128]} is no worker of the group '{by_key.worker_group}' of this key: "
+            "give it the ONCUE_WORKER_KEY of its group, or another ONCUE_WORKER_NAME.",
         )
 
 

@@ -146,7 +146,7 @@ async def _find(database: Database, caller: Caller, job_id: int) -> RowMapping |
 async def _schedule(database: Database, caller: Caller, job_id: int) -> RowMapping:
     row = await _find(database, caller, job_id)
     if row is None:
-        raise Problem("validation_failed", f"Job {job_id} is no schedule: it has no fires.")
+        raise Problem("validation_failed", f"Job {job_id} is no schedule: send the id of one.")
     if row["interval_mode"] == FIXED_DELAY:
         raise Problem(
             "validation_failed",

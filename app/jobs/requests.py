@@ -99,11 +99,23 @@ class SubmitJob(Wire):
         description="Of the tenant's jobs with this key at most concurrencyLimit run at once; "
         "one too many is BLOCKED until another has ended.",
     )
-    concurrency_limit: int | None = Field(None, ge=1, le=MAX_CONCURRENCY, strict=True)
+    concurrency_limit: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_CONCURRENCY,
+        strict=True,
+        description="With concurrencyKey: so many run at once.",
+    )
     rate_key: Key | None = Field(
         None, description="Runs of the tenant's jobs with this key begin ratePerSecond apart."
     )
-    rate_per_second: float | None = Field(None, ge=MIN_RATE, le=MAX_RATE, strict=True)
+    rate_per_second: float | None = Field(
+        None,
+        ge=MIN_RATE,
+        le=MAX_RATE,
+        strict=True,
+        description="With rateKey: so many runs begin in a second.",
+    )
     labels: dict[
         Annotated[str, StringConstraints(pattern=LABEL_NAME)],
         Annotated[str, StringConstraints(max_length=128), AfterValidator(printable)],

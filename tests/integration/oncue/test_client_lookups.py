@@ -210,6 +210,24 @@ def test_keys_are_given_changed_and_taken_away(sdk_platform: Platform) -> None:
         assert client.cancel(job).status == "CANCELLED"
 
 
+def test_a_deadline_and_callbacks_are_changed_and_taken_away(sdk_platform: Platform) -> None:
+    deadline = datetime.now(UTC) + timedelta(hours=3)
+    with Client(sdk_platform.url) as client:
+        job = client.submit("echo", 1, delay=3600)
+        changed = client.revise(
+            job,
+            expires_at=deadline,
+            callback_url="https://example.com/hook",
+            callback_events=["failed"],
+            callback_headers={"x-team": "a"},
+        )
+        assert changed.expires_at is not None
+        assert abs(changed.expires_at - deadline) < timedelta(milliseconds=1)
+        assert changed.callback_url == "https://example.com/hook"
+        assert client.revise(changed, expires_at=None).expires_at is None
+        assert client.cancel(job).status == "CANCELLED"
+
+
 def test_a_tenant_is_limited_in_what_it_stores(sdk_platform: Platform) -> None:
     with Client(sdk_platform.url) as client:
         limited = client.change_tenant(0, limits={"stored_bytes": 10**12})

@@ -234,6 +234,7 @@ def test_a_moment_without_a_zone_is_not_guessed_to_be_of_this_machine(
         for ask in (
             *(lambda name=name: client.submit("echo", **{name: moment}) for name in OF_A_JOB),
             lambda: client.revise(7, revision=0, run_at=moment),
+            lambda: client.revise(7, revision=0, expires_at=moment),
             lambda: client.backfill(7, moment, aware),
             lambda: client.backfill(7, aware, moment),
             lambda: client.create_key("k", expires_at=moment),
