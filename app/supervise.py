@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 2048
 REFUSED: Final = 2
+NOT_STARTED: Final = 1
 TERMINATED: Final = 128 + signal.SIGTERM
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 30.0
@@ -129,13 +130,18 @@ class Supervisor:
     async def _run_one(self, number: int, sockets: Sequence[socket.socket]) -> int:
         """Run one process until it ends by itself, or is told to; return its exit code."""
         descriptors = [one.fileno() for one in sockets]
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env={**self._environment, LISTEN_VARIABLE: ",".join(map(str, descriptors))},
-            # It reads until our end of the pipe closes, however this process ends.
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=descriptors,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**self._environment, LISTEN_VARIABLE: ",".join(map(str, descriptors))},
+                # It reads until our end of the pipe closes, however this process ends.
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=descriptors,
+            )
+        except OSError as error:
+            # For want of memory, say: the others go on, and this one is tried again.
+            log.warning("dispatcher_not_started", number=number, error=str(error))
+            return NOT_STARTED
         log.info("dispatcher_started", number=number, pid=process.pid)
         ended = asyncio.create_task(process.wait())
         stop = asyncio.create_task(self._stopping.wait())

@@ -154,7 +154,7 @@ class SubmissionQuota:
         self._buckets: dict[int, LocalBucket] = {}
         self._ahead: dict[int, _Ahead] = {}
         self._counted: dict[int, _Counted] = {}
-        self._counts: SingleFlight[int, None] = SingleFlight()
+        self._counts: SingleFlight[int, _Counted] = SingleFlight()
         # Those who ask while Redis is being asked share the next round trip.
         self._takes: GroupCommit[Asked, Taken] = GroupCommit(
             self._take_together, batch_limit=MOST_TOGETHER, backlog_limit=MOST_KNOWN
@@ -180,15 +180,21 @@ class SubmissionQuota:
         fitting, too_much = self._stored.fitting(tenant_id, params)
         if fitting < count:
             count, refusal = fitting, too_much
-        if rate is not None:
-            taken = await self._take_of(tenant_id, rate, count)
-            if taken.taken < count:
-                count, refusal = taken.taken, _too_fast(rate, taken)
-            headers = _headers(rate, taken)
-            if refusal is not None:
-                refusal.headers.update(headers)
-        if (counted := self._counted.get(tenant_id)) is not None:
-            counted.since += count
+        counted = self._counted.get(tenant_id, _Counted())
+        # Before anything is waited for: others who ask meanwhile must not count on the same room.
+        counted.since += (reserved := count)
+        try:
+            if rate is not None:
+                taken = await self._take_of(tenant_id, rate, count)
+                if taken.taken < count:
+                    count, refusal = taken.taken, _too_fast(rate, taken)
+                headers = _headers(rate, taken)
+                if refusal is not None:
+                    refusal.headers.update(headers)
+        except BaseException:
+            counted.since -= reserved
+            raise
+        counted.since -= reserved - count
         self._stored.note(tenant_id, params[:count])
         return Admitted(count, refusal, headers)
 
@@ -260,12 +266,12 @@ class SubmissionQuota:
         if now >= counted.until:
             count = partial(self._count, tenant_id, counted, most)
             if now >= counted.at_last or counted.waiting + counted.since + wanted > most:
-                await self._counts.call(tenant_id, count)
+                counted = await self._counts.call(tenant_id, count)
             else:
                 _ = self._counts.begin(tenant_id, count)
         return max(0, most - counted.waiting - counted.since)
 
-    async def _count(self, tenant_id: int, counted: _Counted, most: int) -> None:
+    async def _count(self, tenant_id: int, counted: _Counted, most: int) -> _Counted:
         began, before = time.monotonic(), counted.since
         waiting = await self._database.read(
             lambda connection: count_waiting(connection, tenant_id, most=most)
@@ -276,6 +282,7 @@ class SubmissionQuota:
         # What was let in while it was counted may not be in the count.
         counted.since -= before
         counted.until, counted.at_last = now + span, now + 2 * span
+        return counted
 
 
 def burst_of(rate: float) -> int:

@@ -23,7 +23,7 @@ from app.dispatch.probe import Probe, Prober
 from app.fleet.reports import ending_of
 from app.fleet.settler import Settler
 from app.ground import Ground
-from app.lifecycle.moves.deliver import release_deliveries
+from app.lifecycle.moves.deliver import find_deliveries_of, release_deliveries
 from app.lifecycle.moves.ending import Ending
 from app.lifecycle.moves.release import Released, StoppingRun, read_stopping, release_stopped
 from app.lifecycle.nodes import Node, mark_down
@@ -209,14 +209,20 @@ class Deaths:
             if lease not in (Lease.HELD, Lease.UNREADABLE)
         ]
 
-        async def write(connection: AsyncConnection) -> tuple[list[Released], int]:
-            released = await release_stopped(connection, over) if over else []
-            owed = await release_deliveries(
+        owed = await self._database.read(
+            lambda connection: find_deliveries_of(
                 connection, self._database, worker_id, limit=DELIVERIES_RELEASED
             )
-            return released, owed
+        )
+        if not over and not owed:
+            return
 
-        released, owed = await self._database.write(write)
+        async def write(connection: AsyncConnection) -> list[Released]:
+            released = await release_stopped(connection, over) if over else []
+            await release_deliveries(connection, self._database, worker_id, owed)
+            return released
+
+        released = await self._database.write(write)
         wakes = [
             [one.queue_id, one.priority, one.due_ms] for one in released if one.due_ms is not None
         ]

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -191,11 +191,15 @@ class DispatchLoop:
         waiting = [*candidates, *known, *ahead]
         if not waiting:
             return
-        assignments = self._deal(waiting, now, await self._quotas.of(waiting))
+        ends = self._queues.ends
+        quotas = await self._quotas.of(waiting)
+        assignments = self._deal(waiting, now, quotas, ends=ends)
         if not assignments:
             return
         for fence, own in self._by_partition(waiting, assignments, terms):
-            await self._take(own, fence, [*known, *ahead], ahead_ms=AHEAD_MS if ahead else 0)
+            await self._take(
+                own, fence, waiting, [*known, *ahead], ahead_ms=AHEAD_MS if ahead else 0
+            )
 
     def _by_partition(
         self,
@@ -216,13 +220,16 @@ class DispatchLoop:
         self,
         assignments: Sequence[Assignment],
         fence: tuple[int, int],
+        waiting: Sequence[Candidate],
         known: Sequence[Candidate],
         *,
         ahead_ms: int,
     ) -> None:
         """Claim what was dealt of one partition, and send what was won."""
-        claimed = await self._claim(assignments, fence, ahead_ms=ahead_ms)
+        claimed, too_many = await self._claim(assignments, fence, ahead_ms=ahead_ms)
         self._read_again(known, assignments, claimed)
+        if too_many:
+            self._count_again(waiting, too_many)
         self._metrics.claimed.inc(len(claimed))
         for run in claimed:
             self._metrics.lateness.observe(max(0, run.claimed_at - run.due_ms) / 1000)
@@ -260,7 +267,12 @@ class DispatchLoop:
         )
 
     def _deal(
-        self, candidates: Sequence[Candidate], now_ms: float, quotas: Mapping[int, Quota]
+        self,
+        candidates: Sequence[Candidate],
+        now_ms: float,
+        quotas: Mapping[int, Quota],
+        *,
+        ends: int,
     ) -> list[Assignment]:
         """Deal tasks to workers in their turns until the slots or the batch run out."""
         slots: dict[str, Slots] = {}
@@ -309,7 +321,7 @@ class DispatchLoop:
             assignments.append(
                 Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
             )
-        self._queues.left_over(line.queues(), line.held_queues())
+        self._queues.left_over(line.queues(), line.held_queues(), ends=ends)
         for queue_id, tasks in dealt.items():
             self._queues.get(queue_id).dealt(tasks)
             self._quotas.note([queue_id] * len(tasks))
@@ -337,14 +349,28 @@ class DispatchLoop:
             if task.job_id in lost:
                 self._queues.get(task.queue_id).rescan = True
 
+    def _count_again(self, waiting: Sequence[Candidate], too_many: Container[int]) -> None:
+        """Look once more at tasks that were too many for their tenants, by a count of its own.
+
+        Another dispatcher has claimed for the same tenant: what was known of it is out of date.
+        """
+        self._quotas.forget()
+        for task in waiting:
+            if task.job_id in too_many:
+                self._queues.get(task.queue_id).rescan = True
+        self._look.set()
+
     async def _claim(
         self, assignments: Sequence[Assignment], fence: tuple[int, int], *, ahead_ms: int
-    ) -> list[Claimed]:
+    ) -> tuple[list[Claimed], set[int]]:
+        """Return what was won, and the jobs that were too many for their tenants."""
         partition, term = fence
         token = new_token()
         later: list[Claimable] = []
+        dealt = assignments
 
         async def write(connection: AsyncConnection) -> list[Claimed]:
+            nonlocal dealt
             later.clear()
             dealt = assignments
             if self._seats.are_many and self._limits.any_running:
@@ -365,9 +391,9 @@ class DispatchLoop:
         self.tempo.note(time.monotonic() - began)
         for task in later:
             self._queues.announce(*task)
-        if len(claimed) < len(assignments):
-            log.info("claims_lost", wanted=len(assignments), won=len(claimed), term=term)
-        return claimed
+        if len(claimed) < len(dealt):
+            log.info("claims_lost", wanted=len(dealt), won=len(claimed), term=term)
+        return claimed, {one.job_id for one in assignments} - {one.job_id for one in dealt}
 
     async def _sleep(self) -> None:
         """Sleep until the next due time of a queue with free slots, a signal, or the rescan."""

@@ -42,7 +42,7 @@ class QueueState:
     read_at_ms: float = NEVER
     """When a read may find what `soon` lacks."""
     seen: frozenset[int] | None = frozenset()
-    """The tasks that the last read found to be due; None while one is on its way."""
+    """The tasks that the last read found; None while one is on its way."""
     has_backlog: bool = False
     held: bool = False
     """Its tenant may have no more runs: what waits is looked at when one of them has ended."""
@@ -60,12 +60,17 @@ class QueueState:
     def store(self, task: Candidate, now_ms: float) -> None:
         """Note a task that was just stored: where all else is known, it needs no read.
 
-        A read that has begun may have seen it, or not; one that is still to come will.
+        A read that has begun may have seen it, or not; one that is still to come will. So will that
+        of a tenant that has its all: what was held before it is known to the database alone.
         """
-        if self.seen is None or self.needs_read(now_ms) or task.due_ms > now_ms + KNOWN_AHEAD_MS:
+        if (
+            self.held
+            or self.seen is None
+            or self.needs_read(now_ms)
+            or task.due_ms > now_ms + KNOWN_AHEAD_MS
+            or len(self.soon) >= KNOWN_AT_MOST
+        ):
             self.announce(task.priority, task.due_ms)
-        elif len(self.soon) >= KNOWN_AT_MOST:
-            self.has_backlog = True
         elif task.job_id not in self.seen:
             self.priorities.add(task.priority)
             cursor = self.cursors.get(task.priority)
@@ -116,8 +121,8 @@ class QueueState:
         queue_id = self.row.queue_id
         own = [task for task in found.due if task.queue_id == queue_id]
         due = Counter(task.priority for task in own)
-        self.seen = frozenset(task.job_id for task in own)
         later = [task for task in found.later if task.queue_id == queue_id]
+        self.seen = frozenset(task.job_id for task in (*own, *later))
         if was_rescan:
             seen = due.keys() | {task.priority for task in later}
             self.priorities = seen | self.announced.keys()
@@ -163,6 +168,8 @@ class QueueBook:
         self._whole_until = float("-inf")
         self.complete = False
         """False when a queue was named that is not known: the rows must be read again."""
+        self.ends = 0
+        """How often it was told that runs have ended."""
 
     def read_after(self, now_seconds: float) -> int:
         """Return the id after which rows are to be read: mostly just the newest.
@@ -235,6 +242,7 @@ class QueueBook:
 
     def look_at_held(self) -> bool:
         """Read the queues that were held once more, if any were: a run has ended."""
+        self.ends += 1
         any_held = bool(self._held)
         for state in self._held:
             state.held = False
@@ -242,12 +250,17 @@ class QueueBook:
         self._held.clear()
         return any_held
 
-    def left_over(self, queue_ids: Iterable[int], held: Container[int]) -> None:
-        """Note that tasks of these queues were due and not dealt, and which tenants may not."""
+    def left_over(self, queue_ids: Iterable[int], held: Container[int], *, ends: int) -> None:
+        """Note that tasks of these queues were due and not dealt, and which tenants may not.
+
+        `ends` is what it was when their runs were counted: where one has ended since, there may be
+        room again.
+        """
         for queue_id in queue_ids:
             state = self._states[queue_id]
-            state.has_backlog = queue_id not in held
-            if queue_id in held and not state.held:
+            is_held = queue_id in held and ends == self.ends
+            state.has_backlog = not is_held
+            if is_held and not state.held:
                 state.held = True
                 self._held.append(state)
 

@@ -101,7 +101,7 @@ class Sender:
         self._metrics = ground.metrics
         self._default_timeout_ms = round(ground.settings.default_timeout_seconds * 1000)
         self._policy = ground.settings.balance
-        self._unanswered: dict[str, str] = {}
+        self._unanswered: dict[str, Sequence[Claimed]] = {}
         self._accepted: dict[str, tuple[float, int]] = {}
         self._tasks = Tasks()
         self._notes = Loop("note-running", self._note, expected=(DatabaseUnavailable,))
@@ -131,11 +131,10 @@ class Sender:
         by_worker: dict[tuple[str, int], list[Claimed]] = defaultdict(list)
         for run in runs:
             by_worker[run.worker_id, self._partition(run)].append(run)
-            self._unanswered[run.execution_id] = run.worker_id
             self._roster.sent(run.worker_id, run.execution_id)
-        self._metrics.in_flight.set(len(self._unanswered))
         for (worker_id, partition), own in by_worker.items():
             for batch in _batches(own):
+                self._unanswered.update((run.execution_id, batch) for run in batch)
                 self._tasks.start(
                     self._send_batch(worker_id, partition, batch, again), name=f"send {worker_id}"
                 )
@@ -148,9 +147,11 @@ class Sender:
     ) -> None:
         pause = FIRST_PAUSE_SECONDS
         sent = runs
+        term = self._seats.term_of(partition)
         try:
             runs = await self._readable(runs, ambiguous)
-            while runs and (term := self._seats.term_of(partition)) is not None:
+            # A later term of this process sends again by itself what was not answered.
+            while runs and term is not None and self._seats.term_of(partition) == term:
                 fence = Fence(partition, term)
                 worker = self._roster.get(worker_id)
                 if worker is None:
@@ -187,8 +188,10 @@ class Sender:
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
         finally:
             for run in sent:
-                self._unanswered.pop(run.execution_id, None)
-                self._roster.answered(worker_id, run.execution_id)
+                # One of a later term may be on the way by now.
+                if self._unanswered.get(run.execution_id) is sent:
+                    del self._unanswered[run.execution_id]
+                    self._roster.answered(worker_id, run.execution_id)
             self._metrics.in_flight.set(len(self._unanswered))
 
     async def _post(self, node: Node, fence: Fence, runs: Sequence[Claimed]) -> Reply | None:

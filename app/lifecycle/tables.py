@@ -212,6 +212,8 @@ job_log = Table(
     Index("ix_job_log_job_id_id", "job_id", "id"),
     **_OPTIONS,
 )
+BY_EXECUTION_ID: Final = {True: "", False: "FORCE INDEX (uq_job_log_execution_id) "}
+"""The hint of a read of many executions, by whether it is SQLite: MySQL may walk a small table."""
 
 execution_log = Table(
     "execution_log",

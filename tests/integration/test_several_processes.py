@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,12 +16,14 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
+from app import supervise
 from tests.support.child import Child
 from tests.support.engines import Engine
 from tests.support.ports import free_port
 from tests.support.processes import NewPlatform, Platform, Service
-from tests.support.wait import until
+from tests.support.wait import until, until_async
 
 PROCESSES = 3
 pytestmark = pytest.mark.timeout(200)
@@ -162,3 +165,39 @@ def test_it_ends_with_an_error_when_they_cannot_start(
         assert child.wait(60) == 2
     said = child.log_tail()
     assert ("is the port in use?" if why == "port" else "run `oncue migrate`") in said
+
+
+async def test_a_process_that_cannot_be_made_is_tried_again_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(supervise, "MOST_FALSE_STARTS", 1000)
+    program, began = tmp_path / "program", tmp_path / "began"
+    supervisor = supervise.Supervisor([str(program)], dict(os.environ), [[], []], grace_seconds=5)
+    running = asyncio.create_task(supervisor.run())
+    with capture_logs() as said:
+        await until_async(
+            lambda: any(one["event"] == "dispatcher_not_started" for one in said),
+            10,
+            what="a failure to start",
+        )
+    assert not running.done()
+    script = f"#!/bin/sh\necho $$ >> {began}\nexec sleep 60\n"
+    (tmp_path / "written").write_text(script)
+    (tmp_path / "written").chmod(0o700)
+    (tmp_path / "written").rename(program)
+    await until_async(
+        lambda: began.exists() and len(began.read_text().split()) == 2,
+        10,
+        what="both to have begun",
+    )
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
+async def test_it_ends_with_an_error_where_no_process_can_ever_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.01)
+    command = [str(tmp_path / "missing")]
+    assert await supervise.Supervisor(command, {}, [[], []], grace_seconds=5).run() == 1

@@ -152,6 +152,22 @@ def test_a_quota_that_may_not_borrow_is_never_exceeded_and_wastes_no_time(
     assert took <= 25, f"{took:.1f} s for 100 jobs"
 
 
+def test_a_tenant_that_has_its_all_is_served_in_the_order_of_submission(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = platform_with_keys(engine, new_platform, capacity=8)
+    with tenant(platform, "capped", runningJobs=2, mayBorrow=False) as capped:
+        # One after the other while two run: what is new must not pass what was held before it.
+        jobs = [
+            one for number in range(120) for one in submit_many(capped, 1, name=f"capped-{number}")
+        ]
+        until(lambda: set(begun(platform)) >= set(jobs), 60, what="all to have begun")
+    assert most_at_once(platform, set(jobs)) == 2
+    order = [one for one in begun(platform) if one in set(jobs)]
+    # Of two that were claimed together either may be noted first.
+    assert all(abs(place - jobs.index(one)) <= 2 for place, one in enumerate(order)), order
+
+
 def ended_of(platform: Platform, job_id: int) -> bool:
     """Whether the job's handler has ended."""
     return any(one.event == "returned" for one in platform.record(job_id))

@@ -71,7 +71,8 @@ _END_REFUSED: Final = {
     for sqlite in (True, False)
 }
 _READ: Final = text(
-    f"SELECT {TASK_COLUMNS} FROM job_info WHERE id IN :ids AND claim_token = :token ORDER BY id"
+    f"SELECT {TASK_COLUMNS} FROM job_info WHERE id IN :ids AND claim_token = :token "
+    f"AND status IN ({_RUNNING}) ORDER BY id"
 ).bindparams(bindparam("ids", expanding=True))
 
 

@@ -206,10 +206,16 @@ def _deal(rows: Sequence[RowMapping], workers_of: Mapping[str, Sequence[str]]) -
     return owners
 
 
-_GIVE_BACK: Final = text(
-    "UPDATE callback_delivery SET next_try_at = :due, tries = tries - 1, owner_worker_id = NULL "
-    f"WHERE delivery_id IN :ids AND owner_worker_id = :worker AND +status = {_PENDING}"
-).bindparams(bindparam("ids", expanding=True))
+# Without the hint MySQL may walk, and lock, a table that is still small for a batch of ids.
+_BY_DELIVERY_ID: Final = {True: "", False: "FORCE INDEX (uq_callback_delivery_delivery_id) "}
+_GIVE_BACK: Final = {
+    sqlite: text(
+        f"UPDATE callback_delivery {hint}SET next_try_at = :due, tries = tries - 1, "
+        "owner_worker_id = NULL WHERE delivery_id IN :ids AND owner_worker_id = :worker "
+        f"AND +status = {_PENDING}"
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite, hint in _BY_DELIVERY_ID.items()
+}
 
 
 async def give_back(
@@ -224,36 +230,48 @@ async def give_back(
     if delivery_ids:
         now = await read_now(connection, database)
         await connection.execute(
-            _GIVE_BACK, {"due": now + pause_ms, "ids": list(delivery_ids), "worker": worker_id}
+            _GIVE_BACK[database.is_sqlite],
+            {"due": now + pause_ms, "ids": sorted(delivery_ids), "worker": worker_id},
         )
 
 
-_OPEN_OF: Final = text(
-    f"SELECT id FROM callback_delivery WHERE status = {_PENDING} AND owner_worker_id = :worker "
-    "ORDER BY id LIMIT :limit"
-)
 _ORPHAN: Final = text(
     "UPDATE callback_delivery SET next_try_at = :now, owner_worker_id = NULL "
     f"WHERE id IN :ids AND owner_worker_id = :worker AND +status = {_PENDING}"
 ).bindparams(bindparam("ids", expanding=True))
 
 
-async def release_deliveries(
+async def find_deliveries_of(
     connection: AsyncConnection, database: Database, worker_id: str, *, limit: int
-) -> int:
-    """Make callbacks of a dead worker due at once, and return how many."""
-    rows = await connection.execute(_OPEN_OF, {"worker": worker_id, "limit": limit})
-    ids = [row.id for row in rows]
+) -> list[int]:
+    """Return the callbacks that are owed and that a worker holds, among all that are owed."""
+    hint = f"INDEXED BY {HOST_INDEX}" if database.is_sqlite else f"FORCE INDEX ({HOST_INDEX})"
+    rows = await connection.execute(
+        text(
+            f"SELECT id FROM callback_delivery {hint} WHERE status = {_PENDING} "
+            "AND owner_worker_id = :worker LIMIT :limit"
+        ),
+        {"worker": worker_id, "limit": limit},
+    )
+    return sorted(row.id for row in rows)
+
+
+async def release_deliveries(
+    connection: AsyncConnection, database: Database, worker_id: str, ids: Sequence[int]
+) -> None:
+    """Make these callbacks of a dead worker due at once, if it still holds them."""
     if ids:
         now = await read_now(connection, database)
         await connection.execute(_ORPHAN, {"now": now, "ids": ids, "worker": worker_id})
-    return len(ids)
 
 
-_EXTEND: Final = text(
-    f"UPDATE callback_delivery SET next_try_at = :lease_end WHERE delivery_id IN :ids "
-    f"AND owner_worker_id = :worker AND +status = {_PENDING}"
-).bindparams(bindparam("ids", expanding=True))
+_EXTEND: Final = {
+    sqlite: text(
+        f"UPDATE callback_delivery {hint}SET next_try_at = :lease_end WHERE delivery_id IN :ids "
+        f"AND owner_worker_id = :worker AND +status = {_PENDING}"
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite, hint in _BY_DELIVERY_ID.items()
+}
 
 
 async def extend_leases(
@@ -263,7 +281,7 @@ async def extend_leases(
     if delivery_ids:
         now = await read_now(connection, database)
         await connection.execute(
-            _EXTEND,
+            _EXTEND[database.is_sqlite],
             {
                 "lease_end": now + DELIVERY_LEASE_MS,
                 "ids": sorted(delivery_ids),
@@ -272,7 +290,6 @@ async def extend_leases(
         )
 
 
-# Without the hint, or with an order, MySQL may walk the whole table for a batch of ids.
 _TRIED: Final = {
     sqlite: text(
         "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since, "
@@ -280,7 +297,7 @@ _TRIED: Final = {
         "OR INSTR(COALESCE(headers, ''), '{\"sealed\"') > 0 AS is_secret "
         f"FROM callback_delivery {hint}WHERE delivery_id IN :ids"
     ).bindparams(bindparam("ids", expanding=True))
-    for sqlite, hint in ((True, ""), (False, "FORCE INDEX (uq_callback_delivery_delivery_id) "))
+    for sqlite, hint in _BY_DELIVERY_ID.items()
 }
 _NOTED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",

@@ -16,6 +16,7 @@ from sqlalchemy import bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, insert_from_rows, rows_json, update_from_rows
+from app.lifecycle.tables import BY_EXECUTION_ID
 from app.plumbing.database import NOW_MS, Database, keep_first
 from oncue.output import HEAD_BYTES, TAIL_BYTES
 
@@ -80,10 +81,10 @@ class _State:
 
 _EXECUTIONS: Final = {
     sqlite: text(
-        f"SELECT {now} AS now_ms, id, execution_id, job_id, worker_id, finished_at FROM job_log "
-        "WHERE execution_id IN :executions"
+        f"SELECT {NOW_MS[sqlite]} AS now_ms, id, execution_id, job_id, worker_id, finished_at "
+        f"FROM job_log {hint}WHERE execution_id IN :executions"
     ).bindparams(bindparam("executions", expanding=True))
-    for sqlite, now in NOW_MS.items()
+    for sqlite, hint in BY_EXECUTION_ID.items()
 }
 _STATES: Final = {
     sqlite: text(

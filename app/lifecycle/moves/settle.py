@@ -34,7 +34,7 @@ from app.lifecycle.states import (
     in_list,
     sources,
 )
-from app.lifecycle.tables import INLINE_BYTES
+from app.lifecycle.tables import BY_EXECUTION_ID, INLINE_BYTES
 from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
 from app.plumbing.sealed import Sealer
@@ -61,11 +61,13 @@ _LOCK_JOBS: Final = {
         (False, "FORCE INDEX (PRIMARY)", "FOR UPDATE"),
     )
 }
-_LOGS: Final = text(
-    "SELECT id, execution_id, job_id, trigger_ts, status, worker_id, claimed_at, accepted_at, "
-    "started_at FROM job_log "
-    "WHERE execution_id IN :executions"
-).bindparams(bindparam("executions", expanding=True))
+_LOGS: Final = {
+    sqlite: text(
+        "SELECT id, execution_id, job_id, trigger_ts, status, worker_id, claimed_at, accepted_at, "
+        f"started_at FROM job_log {hint}WHERE execution_id IN :executions"
+    ).bindparams(bindparam("executions", expanding=True))
+    for sqlite, hint in BY_EXECUTION_ID.items()
+}
 
 _MOVED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
@@ -162,7 +164,7 @@ async def settle(
     if not jobs:
         return [Settlement(Settled.UNKNOWN, ending.job_id) for ending in endings]
     found = await connection.execute(
-        _LOGS, {"executions": sorted({e.execution_id for e in endings})}
+        _LOGS[database.is_sqlite], {"executions": sorted({e.execution_id for e in endings})}
     )
     logs = {row["execution_id"]: row for row in found.mappings()}
     fenced = {ending.in_partition for ending in endings if ending.in_term is not None}

@@ -293,6 +293,23 @@ async def test_between_two_counts_what_was_let_in_is_counted(api: Door) -> None:
     assert (await api.submit()).status_code == 429
 
 
+async def test_those_who_ask_while_their_rate_is_asked_for_do_not_count_on_the_same_room(
+    api: Door,
+) -> None:
+    await limit(api, waitingJobs=5, submissionsPerSecond=1000.0)
+    answers = await asyncio.gather(*(api.submit() for _ in range(20)))
+    assert Counter(one.status_code for one in answers) == {202: 5, 429: 15}
+
+
+async def test_room_that_the_rate_does_not_let_in_is_given_back(api: Door) -> None:
+    await limit(api, waitingJobs=5, submissionsPerSecond=1.0)
+    answers = await asyncio.gather(*(api.submit() for _ in range(4)))
+    assert Counter(one.status_code for one in answers) == {202: 1, 429: 3}
+    await limit(api, submissionsPerSecond=1000.0)
+    answers = await asyncio.gather(*(api.submit() for _ in range(20)))
+    assert Counter(one.status_code for one in answers) == {202: 4, 429: 16}
+
+
 async def test_without_limits_a_submission_costs_no_statement_more(api: Door) -> None:
     await api.submit()
     with counted(api.database) as plain:

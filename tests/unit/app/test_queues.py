@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from app.dispatch.queues import KNOWN_AHEAD_MS, KNOWN_AT_MOST, NEVER, READ_AHEAD_MS, QueueState
+from app.dispatch.queues import (
+    KNOWN_AHEAD_MS,
+    KNOWN_AT_MOST,
+    NEVER,
+    READ_AHEAD_MS,
+    QueueBook,
+    QueueState,
+)
 from app.lifecycle.moves.claim import Candidate, Found
 from app.lifecycle.reads import QueueRow
 
@@ -26,6 +33,17 @@ def state_of(*tasks: Candidate, limit: int = LIMIT) -> QueueState:
     later = [one for one in tasks if one.due_ms > NOW]
     state.learn(Found(due, later, NOW), limit, was_rescan=True)
     return state
+
+
+def book_of(*tasks: Candidate) -> tuple[QueueBook, QueueState]:
+    """Return a book with one queue that has been read at NOW."""
+    book = QueueBook()
+    book.load([QueueRow(1, 0, "echo", "")])
+    state = book.get(1)
+    state.probes(LIMIT)
+    state.learn(Found(list(tasks), [], NOW), LIMIT, was_rescan=True)
+    state.dealt(tasks)
+    return book, state
 
 
 def test_what_is_due_soon_is_taken_at_its_time_without_a_read() -> None:
@@ -111,12 +129,42 @@ def test_what_is_stored_beside_a_backlog_waits_for_the_read_of_it() -> None:
     assert state.needs_read(NOW)
 
 
-def test_no_more_tasks_are_kept_than_a_limit() -> None:
+def test_what_is_stored_beyond_a_limit_is_read_whatever_its_priority() -> None:
     state = state_of()
-    for number in range(KNOWN_AT_MOST + 1):
+    for number in range(KNOWN_AT_MOST):
         state.store(task(number, NOW), NOW)
+    state.store(task(KNOWN_AT_MOST, NOW, priority=9), NOW)
     assert len(state.take_soon(NOW)) == KNOWN_AT_MOST
     assert state.needs_read(NOW)
+    assert 9 in state.priorities
+
+
+def test_a_task_of_a_tenant_that_has_its_all_does_not_pass_those_held_before_it() -> None:
+    book, state = book_of(task(1, NOW))
+    book.left_over([1], {1}, ends=book.ends)
+    assert not state.needs_read(NOW)
+    state.store(task(2, NOW), NOW)
+    assert state.take_soon(NOW) == []
+    assert state.needs_read(NOW)
+
+
+def test_an_end_that_comes_while_runs_are_counted_is_not_forgotten() -> None:
+    book, state = book_of(task(1, NOW))
+    counted_at = book.ends
+    assert not book.look_at_held()
+    seen = []
+    for ends in (counted_at, book.ends):
+        book.left_over([1], {1}, ends=ends)
+        seen.append(state.needs_read(NOW))
+    assert seen == [True, False]
+    assert book.look_at_held()
+    assert state.needs_read(NOW)
+
+
+def test_a_task_that_a_read_saw_before_its_time_is_not_known_twice() -> None:
+    state = state_of(task(1, NOW + 20))
+    state.store(task(1, NOW + 20), NOW)
+    assert [one.job_id for one in state.take_soon(NOW + 20)] == [1]
 
 
 def test_a_read_goes_on_before_what_is_known_and_not_dealt_yet() -> None:
