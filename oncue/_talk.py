@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
@@ -466,8 +466,8 @@ class Talks:
             ApiError: the server refused.
             Unavailable: no usable answer came in time.
         """
-        began = self._clock()
-        deadline = min(deadline, began + self._retries.seconds)
+        # A long poll may be silent for its own time before it needs another try.
+        give_up_at = min(deadline, self._clock() + request.seconds + self._retries.seconds)
         tried = 0
         while True:
             tried += 1
@@ -478,12 +478,19 @@ class Talks:
             pause = self._retries.pause(tried, retry_after=_retry_after(heard), jitter=self._dice())
             if (
                 tried >= self._retries.attempts
-                or self._clock() + pause > deadline
+                or self._clock() + pause > give_up_at
                 or isinstance(heard, OWN_MISTAKES)
                 or not (request.repeatable or _had_no_effect(heard))
             ):
                 raise self._gave_up(request, heard, tried, request_id)
             yield Pause(pause)
+            if "wait" in request.query:
+                request = self._for_the_rest(request, deadline)
+
+    def _for_the_rest(self, poll: Send, deadline: float) -> Send:
+        """Return a long poll that does not last beyond the deadline of whoever waits."""
+        seconds = max(0.0, min(poll.seconds, deadline - self._clock()))
+        return replace(poll, seconds=seconds, query={**poll.query, "wait": f"{seconds:.3f}"})
 
     def _gave_up(
         self,

@@ -30,6 +30,8 @@ MOST_HELD_PER_SLOW_HOST: Final = 64
 MOST_IN_FLIGHT: Final = 256
 MOST_IN_FLIGHT_TO_SLOW_HOSTS: Final = 96
 MOST_PER_SLOW_HOST: Final = 2
+LATE_MS: Final = 2000
+"""A host whose answers take longer may not fill all places, however many such there are."""
 LONGEST_RETRY_AFTER_MS: Final = 24 * 3600 * 1000
 REMEMBER_TRIES: Final = 10_000
 REMEMBER_HOSTS: Final = 2000
@@ -71,7 +73,14 @@ class _Host:
     waiting: deque[Delivery] = field(default_factory=deque)
     in_flight: int = 0
     slow: bool = False
+    lags: bool = False
+    """Its last try was answered, but late."""
     queued: bool = False
+
+    @property
+    def in_slow_lane(self) -> bool:
+        """True when its tries may have a part of all places only."""
+        return self.slow or self.lags
 
     @property
     def has_room(self) -> bool:
@@ -121,6 +130,7 @@ class Deliverer:
         self._in_flight = 0
         self._in_flight_slow = 0
         self._waiting = 0
+        self._closing = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -173,6 +183,7 @@ class Deliverer:
 
     async def close(self) -> None:
         """Give up what is left: its lease at the dispatcher runs out and it is handed out again."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -207,10 +218,10 @@ class Deliverer:
 
     def _pause_ms(self, delivery: Delivery) -> int:
         """For how long the host of a delivery that was not taken is not called; 0: it is full."""
-        breaker = self._host(callback_host(delivery.url)).breaker
-        if breaker.is_closed:
+        host = self._hosts.get(callback_host(delivery.url))
+        if host is None or host.breaker.is_closed:
             return 0
-        return round((breaker.wait_seconds(_now()) or TRIAL_AGAIN_SECONDS) * 1000)
+        return round((host.breaker.wait_seconds(_now()) or TRIAL_AGAIN_SECONDS) * 1000)
 
     def _return(self, delivery: Delivery, pause_ms: int | None) -> None:
         """Give a delivery back without a try; it is held until that is on record."""
@@ -236,10 +247,10 @@ class Deliverer:
     def _enqueue(self, host: _Host) -> None:
         if host.may_start and not host.queued:
             host.queued = True
-            (self._slow if host.slow else self._fast).append(host)
+            (self._slow if host.in_slow_lane else self._fast).append(host)
 
     def _pump(self) -> None:
-        while self._in_flight < MOST_IN_FLIGHT:
+        while not self._closing and self._in_flight < MOST_IN_FLIGHT:
             if self._slow and self._in_flight_slow < MOST_IN_FLIGHT_TO_SLOW_HOSTS:
                 host = self._slow.popleft()
             elif self._fast:
@@ -253,7 +264,7 @@ class Deliverer:
 
     def _begin(self, host: _Host) -> None:
         delivery = host.waiting.popleft()
-        counts_as_slow = host.slow
+        counts_as_slow = host.in_slow_lane
         self._waiting -= 1
         host.in_flight += 1
         self._in_flight += 1
@@ -265,7 +276,7 @@ class Deliverer:
     async def _try(self, host: _Host, delivery: Delivery, counted_as_slow: bool) -> None:
         try:
             result, answered = await self._attempt(delivery)
-            host.slow = not answered
+            host.slow, host.lags = not answered, answered and result.latency_ms > LATE_MS
             host.breaker.note(answered=answered, now=_now())
             self._remember(result)
             self._tried(result)
@@ -283,7 +294,7 @@ class Deliverer:
 
     def _forget(self, host: _Host) -> None:
         """Drop an idle host; slow ones are remembered, as long as they are few."""
-        if not host.slow or len(self._hosts) > REMEMBER_HOSTS:
+        if not host.in_slow_lane or len(self._hosts) > REMEMBER_HOSTS:
             self._hosts.pop(host.name, None)
 
     async def _attempt(self, delivery: Delivery) -> tuple[DeliveryResult, bool]:

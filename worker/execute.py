@@ -132,6 +132,10 @@ class Executor:
         """Make a run end with `verdict`; the first reason to stop wins, later ones do nothing."""
         if execution.phase is not Phase.RUNNING or execution.stop_verdict is not None:
             return
+        if execution.has_verdict:
+            # It ended before it was stopped. A child may be tidying up after itself: no longer.
+            kill_group(execution.child_pid)
+            return
         execution.stop_verdict = verdict
         execution.cancel_event.set()
         self._disarm(execution)
@@ -203,16 +207,20 @@ class Executor:
     async def _run_async(self, execution: Execution) -> Verdict:
         bind_run(execution)
         try:
-            return judge_value(await self._call(execution))
+            verdict = judge_value(await self._call(execution))
         except BaseException as error:  # noqa: BLE001 (SystemExit in a handler must not end us)
-            return self._failed(execution, error)
+            verdict = self._failed(execution, error)
+        execution.has_verdict = True
+        return verdict
 
     def _run_thread(self, execution: Execution) -> Verdict:
         bind_run(execution)
         try:
-            return judge_value(self._call(execution))
+            verdict = judge_value(self._call(execution))
         except BaseException as error:  # noqa: BLE001 (SystemExit in a handler must not end us)
-            return self._failed(execution, error)
+            verdict = self._failed(execution, error)
+        execution.has_verdict = True
+        return verdict
 
     async def _run_child(self, execution: Execution) -> Verdict:
         bind_run(execution)

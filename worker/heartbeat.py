@@ -243,11 +243,12 @@ class Beats(threading.Thread):
             response = HeartbeatResponse.model_validate_json(answer)
         except ValidationError:
             raise BeatFailed("the answer is not one of a dispatcher") from None
+        if response.unwanted:
+            # First: once the beat counts, what waits for its time may begin.
+            self._unwanted(response.unwanted)
         self._liveness.beat_acknowledged(sent_at)
         self._terms.learn(response.term)
         self._clock.learn(response.now, sent, received)
-        if response.unwanted:
-            self._unwanted(response.unwanted)
         self._want(response.wanted_schemas)
 
     def _want(self, digests: list[str]) -> None:

@@ -50,6 +50,8 @@ class Execution:
     """Not to be begun before, on the monotonic clock."""
     phase: Phase = Phase.RESERVED
     started_at: int | None = None
+    has_verdict: bool = False
+    """The handler has ended, and how is known: nothing stops it any more. Any thread may set it."""
     stop_verdict: Verdict | None = None
     cancel_event: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Future[Verdict] | None = None

@@ -53,6 +53,7 @@ async def run_in_child(
             kill_group(process.pid)
         await _send_request(process, request)
         line = await _read_verdict(reader)
+        execution.has_verdict = bool(line)
         await _wait_for_exit(process, EXIT_SECONDS if line else None)
     finally:
         # The leader may be gone and its children not: what a run started ends with it.

@@ -20,6 +20,7 @@ from worker.held import Execution, Held
 
 MARGIN_SECONDS: Final = 3.0
 SILENCE_SECONDS: Final = LEASE_SECONDS - MARGIN_SECONDS
+SAY_SECONDS: Final = 0.2
 STOP_SECONDS: Final = 1.5
 """How long runs have to end after the rule fired, well inside the margin."""
 TICK_SECONDS: Final = 0.2
@@ -118,15 +119,16 @@ class Watchdog(threading.Thread):
     def _act(self, runs: list[Execution]) -> None:
         if not runs:
             return
-        log.error(
-            "neither Redis nor a dispatcher has answered in time, all runs are stopped",
-            runs=len(runs),
-        )
         for execution in runs:
             execution.cancel_event.set()
         # Twice: a child may be born between the first sweep and the loop's own stop.
         self._kill_children()
         self._stop_runs(runs)
+        _say(
+            log.error,
+            "neither Redis nor a dispatcher has answered in time, all runs are stopped",
+            runs=len(runs),
+        )
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
             if not self._still_running(runs):
@@ -134,7 +136,8 @@ class Watchdog(threading.Thread):
             time.sleep(0.02)
         self._kill_children()
         if left := self._still_running(runs):
-            log.critical(
+            _say(
+                log.critical,
                 "runs cannot be stopped, the process exits before others may start them",
                 executions=[execution.id for execution in left],
             )
@@ -142,3 +145,10 @@ class Watchdog(threading.Thread):
 
     def _still_running(self, runs: list[Execution]) -> list[Execution]:
         return [execution for execution in runs if execution.id in self._held.live]
+
+
+def _say(write: Callable[..., object], event: str, **fields: object) -> None:
+    """Log for a moment at most: whoever reads the log may be away, and would hold us up."""
+    writer = threading.Thread(target=write, args=(event,), kwargs=fields, daemon=True)
+    writer.start()
+    writer.join(SAY_SECONDS)

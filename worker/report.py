@@ -116,6 +116,7 @@ class Reporter:
         self._work = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._shrinking: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -130,6 +131,10 @@ class Reporter:
         while self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
+        for shrinking in self._shrinking:
+            shrinking.cancel()
+        if self._shrinking:
+            await asyncio.wait(self._shrinking)
 
     def expect(self, execution: Execution) -> None:
         """Count a run's outcome as unreported; `add_outcome` follows when it has been stored."""
@@ -321,7 +326,10 @@ class Reporter:
         if response.deliveries:
             self._deliver(response.deliveries)
         if shrinkable:
-            await self._shrink(shrinkable)
+            # Apart: a Redis that stands still must not hold up the reports.
+            task = asyncio.get_running_loop().create_task(self._shrink(shrinkable))
+            self._shrinking.add(task)
+            task.add_done_callback(self._shrinking.discard)
 
     def _acknowledge_outcome(self, execution_id: str) -> None:
         execution = self._outcomes.pop(execution_id, None)

@@ -302,9 +302,14 @@ class Handover:
             refused = 400 <= reply.status < 500
             return DeliverResponse(worker_id="", accepted=[]) if refused else None
         try:
-            return DeliverResponse.model_validate(reply.body)
+            answer = DeliverResponse.model_validate(reply.body)
         except ValidationError:
             return None
+        if answer.worker_id != node.worker_id:
+            # Another boot at its address: what it took is not its own by our books.
+            log.info("handover_to_another_boot", url=url, worker_id=node.worker_id)
+            return None
+        return answer
 
 
 def _uncalled(delivery: Delivery, pause_ms: int) -> DeliveryResult:

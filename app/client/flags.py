@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from datetime import datetime
 from enum import StrEnum
@@ -23,7 +24,7 @@ def params_of(given: str | None) -> Any:
             text = Path(given[1:]).read_text(encoding="utf-8")
         else:
             text = given
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except OSError as error:
         end(BAD_USAGE, f"--params: {given[1:]}: {error.strerror}")
     except (ValueError, RecursionError) as error:
@@ -32,6 +33,13 @@ def params_of(given: str | None) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def moment_or_none(flag: str, given: str | None) -> datetime | None:

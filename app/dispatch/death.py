@@ -49,6 +49,8 @@ log = structlog.get_logger(__name__)
 CANARY_LIFE_SECONDS: Final = 24 * 3600
 TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
 DELIVERIES_RELEASED: Final = 10_000
+LEASES_AT_ONCE: Final = 32
+"""Fewer than the connections that a process may have to Redis: one more would be an error."""
 
 
 # An absent lease means something only in a Redis whose canary lives: both are read in one step,
@@ -98,6 +100,7 @@ class Deaths:
         self._prober = prober
         self._settler = settler
         self._sealer = ground.sealer
+        self._reads = asyncio.Semaphore(LEASES_AT_ONCE)
         self._canary: str | None = None
         self._redis_good_since: float | None = None
         self._quiet_since = float("inf")
@@ -249,10 +252,11 @@ class Deaths:
 
     async def _read_lease(self, key: str, execution_id: str, mark: str) -> Lease | Ending:
         value: object = _FLUSHED
-        with suppress(*REDIS_ERRORS):
-            value = await self._redis.eval(
-                _READ_LEASE, 2, key, self._canary_key, self._canary or "", mark, TOMBSTONE_MS
-            )
+        async with self._reads:
+            with suppress(*REDIS_ERRORS):
+                value = await self._redis.eval(
+                    _READ_LEASE, 2, key, self._canary_key, self._canary or "", mark, TOMBSTONE_MS
+                )
         if value == _FLUSHED:
             return Lease.UNREADABLE
         if value is None:

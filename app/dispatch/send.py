@@ -29,6 +29,7 @@ from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.ending import Ending
 from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.nodes import Node
+from app.lifecycle.running import read_unwanted
 from app.lifecycle.secret_marks import SECRET_RESULT
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.term import FIRST
@@ -54,6 +55,9 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 NOTE_AFTER_SECONDS: Final = 1.0
+WANTED_SECONDS: Final = 30.0
+"""After so long a send is repeated only while its runs are those of their jobs. A worker remembers
+much longer that a run has ended: once it has forgotten, it would take the run for a new one."""
 CALLS_URLS: Final = "http"
 """The built-in handler that calls what its params name: within the networks of their tenant."""
 MAX_SEND_BYTES: Final = 4 * 1024 * 1024
@@ -145,7 +149,7 @@ class Sender:
     async def _send_batch(
         self, worker_id: str, partition: int, runs: list[Claimed], ambiguous: bool
     ) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        pause, began = FIRST_PAUSE_SECONDS, time.monotonic()
         sent = runs
         term = self._seats.term_of(partition)
         try:
@@ -153,6 +157,10 @@ class Sender:
             # A later term of this process sends again by itself what was not answered.
             while runs and term is not None and self._seats.term_of(partition) == term:
                 fence = Fence(partition, term)
+                if ambiguous and time.monotonic() - began > WANTED_SECONDS:
+                    runs = await self._still_wanted(runs)
+                    if not runs:
+                        return
                 worker = self._roster.get(worker_id)
                 if worker is None:
                     # Dead or gone: recovery decides, it has the proof.
@@ -193,6 +201,23 @@ class Sender:
                     del self._unanswered[run.execution_id]
                     self._roster.answered(worker_id, run.execution_id)
             self._metrics.in_flight.set(len(self._unanswered))
+
+    async def _still_wanted(self, runs: list[Claimed]) -> list[Claimed]:
+        """Return the runs that have not ended: their worker may have told so by a report.
+
+        While that cannot be known nothing is sent.
+        """
+        held = [(run.job_id, run.execution_id) for run in runs]
+        while True:
+            try:
+                over = set(
+                    await self._database.read(lambda connection: read_unwanted(connection, held))
+                )
+            except DatabaseUnavailable as error:
+                log.info("sends_wait", runs=len(runs), error=str(error))
+                await asyncio.sleep(LONGEST_PAUSE_SECONDS)
+            else:
+                return [run for run in runs if run.execution_id not in over]
 
     async def _post(self, node: Node, fence: Fence, runs: Sequence[Claimed]) -> Reply | None:
         url = node.url + RUN_PATH

@@ -11,6 +11,8 @@ from app.edge.problems import Problem, invalid
 
 MAX_LIMIT: Final = 200
 DEFAULT_LIMIT: Final = 50
+MAX_KEY: Final = 128
+DELETE: Final = 0x7F
 
 
 def encode_cursor(position: int) -> str:
@@ -37,7 +39,8 @@ def decode_place(cursor: str | None) -> tuple[int, int, str] | None:
         nominal, shard, key = json.loads(base64.urlsafe_b64decode(padded.encode()))
         if not (type(nominal) is int and type(shard) is int and type(key) is str):
             raise ValueError(cursor)
-        if max(abs(nominal), abs(shard)) >= 2**63 or len(key) > 128 or not key.isprintable():
+        key.encode()  # a lone surrogate is in no key
+        if max(abs(nominal), abs(shard)) >= 2**63 or len(key) > MAX_KEY or _has_controls(key):
             raise ValueError(cursor)
         return nominal, shard, key
     except (binascii.Error, ValueError, TypeError, RecursionError):
@@ -84,6 +87,11 @@ def decode_end(cursor: str | None) -> tuple[int, int] | None:
         return int(end), int(job)
     except (binascii.Error, ValueError):
         raise _foreign() from None
+
+
+def _has_controls(key: str) -> bool:
+    # No `isprintable`: keys may have wide spaces, and what joins emoji.
+    return any(ord(one) < ord(" ") or ord(one) == DELETE for one in key)
 
 
 def _foreign() -> Problem:

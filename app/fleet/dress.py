@@ -5,6 +5,7 @@ All of it goes over the authenticated channel between dispatchers and workers, a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,9 @@ class Dresser:
         Raises:
             DatabaseUnavailable: what their tenants want is not known.
         """
-        wishes = {one: await self.wishes(one) for one in {each.tenant_id for each in owed}}
+        tenants = sorted({each.tenant_id for each in owed})
+        found = await asyncio.gather(*(self.wishes(one) for one in tenants))
+        wishes = dict(zip(tenants, found, strict=True))
         made: list[Delivery] = []
         closed: list[OwedDelivery] = []
         for one in owed:

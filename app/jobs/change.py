@@ -171,7 +171,7 @@ class Changes:
             return Changed(job["queue_id"], job["priority"])
 
         async def work(connection: AsyncConnection) -> Answer:
-            return await trigger_job(
+            answer = await trigger_job(
                 connection,
                 self._database,
                 asked,
@@ -180,6 +180,12 @@ class Changes:
                 trigger_schedule=trigger,
                 of_schedules=() if manual.request_id is None else ("clientRequestId",),
             )
+            # A repeat is the run that it asked for, whatever has become of its schedule since.
+            if isinstance(answer, NotPossible | Stale) and await self._schedules.is_repeat(
+                connection, {"id": job_id, "tenant_id": asked.tenant_id}, manual, outcome
+            ):
+                return Changed(0, 0, repeated=True)
+            return answer
 
         try:
             changed = await self._write("trigger", asked, work)

@@ -20,6 +20,7 @@ from app.jobs.wait import Waiters
 from app.lifecycle.nodes import read_nodes
 from app.plumbing.database import Database
 from app.settings import Settings
+from oncue.protocol import WorkerState
 
 MAX_WORKERS_LISTED = 10_000
 
@@ -185,7 +186,8 @@ def job_routes(
         nodes = await database.read(
             lambda connection: read_nodes(connection, include_down=True, limit=MAX_WORKERS_LISTED)
         )
-        nodes.sort(key=lambda node: (-node.last_heartbeat, node.worker_id))
+        # In an order that no beat changes, or a page would leave some out.
+        nodes.sort(key=lambda node: (node.state is WorkerState.DOWN, node.worker_id))
         page = nodes[start : start + limit]
         more = start + limit < len(nodes)
         return json_answer(

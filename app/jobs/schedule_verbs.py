@@ -26,6 +26,7 @@ from app.jobs.schedule_fields import (
     too_short,
 )
 from app.lifecycle.audit import job_target, record_deed
+from app.lifecycle.moves.backfill import has_open_backfill
 from app.lifecycle.moves.fire import (
     Fired,
     child_row,
@@ -33,7 +34,7 @@ from app.lifecycle.moves.fire import (
     spawn_children,
     write_ledger,
 )
-from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.moves.follow import Claimable, Followed, free_all
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown, lock_job, move_job
 from app.lifecycle.moves.revise import NewValues, kept_params, store_params
 from app.lifecycle.moves.submit import find_by_request
@@ -51,6 +52,10 @@ TIMING: Final = frozenset(ONLY_SCHEDULES) - frozenset(OF_FIXED_TIMES) - {"max_fi
     "jitter_ms"
 }
 """The fields by which the times of a schedule change."""
+GRID: Final = frozenset(
+    {"cron_expr", "cron_dialect", "timezone", "dst_gap", "dst_fold", "interval_ms", "start_at"}
+)
+"""Those by which a backfill walks."""
 
 
 _NO_KEYS: Final = Sealer("")
@@ -75,7 +80,7 @@ class ManualFire:
             return self.digest
         return kept_digest(self.digest, ["params"], self.owner(job), self.sealer)
 
-    def owner(self, job: RowMapping) -> str:
+    def owner(self, job: RowMapping | Mapping[str, Any]) -> str:
         """Name whose digest it is."""
         return f"{job['tenant_id']}:{self.request_id}"
 
@@ -160,6 +165,15 @@ class ScheduleVerbs:
         own = {name: value for name, value in sent.items() if name in ONLY_SCHEDULES}
         row = await read_plan_row(connection, self._database, job["id"])
         columns = self._checked(row, own)
+        if GRID & own.keys() and await has_open_backfill(connection, job["id"]):
+            raise Problem(
+                "verb_not_possible",
+                f"A backfill of schedule {job['id']} goes on by the times as they are "
+                f"(GET /openapi/jobs/{job['id']}/backfills): change them when it is DONE.",
+                jobId=job["id"],
+                jobStatus=JobStatus(job["status"]).name,
+                possible=[],
+            )
         if TIMING & own.keys():
             current = await self._settle_the_past(connection, job, asked, row, outcome)
             if not isinstance(current, RowMapping):
@@ -175,7 +189,14 @@ class ScheduleVerbs:
             params = kept_params(job, values.params, values.sealer)
             changes |= await store_params(connection, self._database, job["id"], params)
         await move_job(connection, job, asked, JobStatus(job["status"]), changes)
-        return Changed(job["queue_id"], values.columns.get("priority", job["priority"]))
+        freed: tuple[Claimable, ...] = ()
+        if columns.get("overlap_policy") == "allow":
+            freed = await free_all(connection, job["id"])
+        return Changed(
+            job["queue_id"],
+            values.columns.get("priority", job["priority"]),
+            followed=Followed(freed),
+        )
 
     def _checked(self, row: RowMapping, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns that change, once they fit what the schedule is."""
@@ -258,7 +279,7 @@ class ScheduleVerbs:
         Raises:
             Problem: `request_conflict`.
         """
-        if await self._is_repeat(connection, job, manual, outcome):
+        if await self.is_repeat(connection, job, manual, outcome):
             return
         own = None
         if manual.own_params:
@@ -283,7 +304,7 @@ class ScheduleVerbs:
         )
         if not born.ids:
             # Somebody submitted a job with this clientRequestId meanwhile.
-            if not await self._is_repeat(connection, job, manual, outcome):
+            if not await self.is_repeat(connection, job, manual, outcome):
                 raise RuntimeError("a manual fire was neither inserted nor there before")
             return
         outcome.child_id, outcome.is_new, outcome.claimable = born.ids[0], True, born.claimable
@@ -297,9 +318,18 @@ class ScheduleVerbs:
                 new={"childJobId": outcome.child_id},
             )
 
-    async def _is_repeat(
-        self, connection: AsyncConnection, job: RowMapping, manual: ManualFire, outcome: Outcome
+    async def is_repeat(
+        self,
+        connection: AsyncConnection,
+        job: RowMapping | Mapping[str, Any],
+        manual: ManualFire,
+        outcome: Outcome,
     ) -> bool:
+        """Tell whether the run is there already, and put it into `outcome`.
+
+        Raises:
+            Problem: `request_conflict`.
+        """
         if manual.request_id is None:
             return False
         key = (job["tenant_id"], manual.request_id)

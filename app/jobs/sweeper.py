@@ -15,7 +15,7 @@ from app.dispatch.lock import DispatchLock
 from app.edge.problems import Problem
 from app.ground import Ground
 from app.jobs.announce import announce
-from app.jobs.bulk import scope_of
+from app.jobs.bulk import Scope, scope_of
 from app.jobs.bulk_schemas import BulkFilter
 from app.jobs.schedule_verbs import ScheduleVerbs
 from app.lifecycle.lists import Matching, next_matching
@@ -139,7 +139,7 @@ class Sweeper:
         return swept is not None
 
     async def _find(self, operation: Operation) -> Matching:
-        scope = scope_of(operation.action, BulkFilter.model_validate(operation.filter))
+        scope = _scope(operation)
         wanted = scope.wanted
         if wanted.by_finish:
             # What is retried may finish again: it has had its turn.
@@ -196,6 +196,7 @@ class Sweeper:
                 term=term,
                 token=token,
                 resume_schedule=self._resume_schedule,
+                statuses=_scope(operation).statuses,
                 broken=broken,
             )
         )
@@ -234,3 +235,7 @@ class Sweeper:
 
     def _on_asked(self, _signal: Signal) -> None:
         self._asked.set()
+
+
+def _scope(operation: Operation) -> Scope:
+    return scope_of(operation.action, BulkFilter.model_validate(operation.filter))

@@ -31,7 +31,8 @@ def how_it_ended(found: Evidence) -> Reason:
             if found.executions:
                 message = f"It succeeded on {worker_name(found.executions[0]['worker_id'])}."
         case JobStatus.CANCELLED:
-            message = "A caller cancelled it."
+            # The fire that took its place may have, and says so.
+            message = job["error_message"] or "A caller cancelled it."
         case _:
             decision, sentence = retry_decision(job, found.executions)
             details["retryDecision"] = decision

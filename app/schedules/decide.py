@@ -147,6 +147,9 @@ def passed_over(row: Row, *, now_ms: int, reason: Literal["paused"]) -> Decision
 
 def _decide_delay(row: Row, left: int | None) -> Decision:
     nominal = row["next_trigger_time"]
+    if row["start_at"] is not None and nominal < row["start_at"]:
+        # The start was put off while a run went on, whose end has set the time.
+        return Decision(row["trigger_ts"], row["start_at"])
     if row["end_at"] is not None and nominal > row["end_at"]:
         return Decision(row["trigger_ts"], None, ended=True)
     return Decision(nominal, None, ended=left == 1, runs=(Due(nominal, nominal),))

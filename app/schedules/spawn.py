@@ -36,7 +36,7 @@ from app.plumbing.bus import CANCEL, ENDED, FIRE, OWED, WAKE, Bus, Signal
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.schedules.backfill import step_backfill
-from app.schedules.decide import Decision, Entry, decide
+from app.schedules.decide import OVERLAP, Decision, Entry, decide
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +104,9 @@ async def fire_locked(
             log.exception("schedule_cannot_be_planned", job_id=row["id"])
             broken.append(row)
             continue
-        children += len(decision.runs)
+        # What is passed over one by one costs as much to decide as what runs.
+        passed = sum(entry.count for entry in decision.ledger if entry.reason == OVERLAP)
+        children += len(decision.runs) + passed
         decisions.append(decision)
         fires.append(_fire_of(row, decision, own))
     await put_off(connection, broken, until_ms=now + BROKEN_AGAIN_MS)
@@ -169,6 +171,9 @@ class Spawner:
         self._mended = 0
         self._started_term: int | None = None
         self._loop = Loop("spawner", self._step, expected=(DatabaseUnavailable, Fenced))
+        self._fill_look = asyncio.Event()
+        # Apart: past fires must not hold up those that are due.
+        self._fill_loop = Loop("backfills", self._fill_step, expected=(DatabaseUnavailable,))
         self._fills = False
         self._filled = 0
         self._broken_fills: dict[int, float] = {}
@@ -178,10 +183,12 @@ class Spawner:
     def start(self) -> None:
         """Start firing whenever the lock is held."""
         self._loop.start()
+        self._fill_loop.start()
 
     async def stop(self) -> None:
         """Stop firing."""
         await self._loop.stop()
+        await self._fill_loop.stop()
 
     async def fire_due(self, term: int, *, limit: int = BATCH) -> int:
         """Fire up to `limit` schedules that are due, and return how many were found due.
@@ -248,7 +255,7 @@ class Spawner:
         if term is None:
             self._started_term = None
             self._look.clear()
-            await self._wait(WITHOUT_LOCK_SECONDS)
+            await self._wait(self._look, WITHOUT_LOCK_SECONDS)
             return
         if term != self._started_term:
             self._started_term = term
@@ -256,7 +263,6 @@ class Spawner:
         self._look.clear()
         while await self.fire_due(term) >= BATCH:
             continue
-        await self.fill()
         if time.monotonic() >= self._mend_at:
             self._mend_at = time.monotonic() + MEND_SECONDS
             await self.mend()
@@ -264,12 +270,19 @@ class Spawner:
         seconds = LONGEST_SLEEP_SECONDS
         if due is not None:
             seconds = min(seconds, (due - self._clock.now_ms()) / 1000)
-        await self._wait(max(SHORTEST_SLEEP_SECONDS, seconds))
+        await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, seconds))
 
-    async def _wait(self, seconds: float) -> None:
+    async def _fill_step(self) -> None:
+        self._fill_look.clear()
+        if self._lock.term is not None:
+            await self.fill()
+        await self._wait(self._fill_look, LONGEST_SLEEP_SECONDS)
+
+    @staticmethod
+    async def _wait(event: asyncio.Event, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._look.wait()
+                await event.wait()
         except TimeoutError:
             return
 
@@ -292,7 +305,8 @@ class Spawner:
 
     def _on_signal(self, _signal: Signal) -> None:
         self._look.set()
+        self._fill_look.set()
 
     def _on_end(self, _signal: Signal) -> None:
         if self._fills:
-            self._look.set()  # it may have been the run that a backfill waits for
+            self._fill_look.set()  # it may have been the run that a backfill waits for

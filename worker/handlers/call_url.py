@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any, Final
 
@@ -23,12 +24,16 @@ from worker.egress import (
 LONGEST_CALL_SECONDS: Final = 3600.0
 """The job's own timeout ends a call; this is for jobs that have a longer one."""
 ANSWER_BYTES: Final = 64 * 1024
-RETURNED_BODY_BYTES: Final = 60 * 1024
-"""A little less than a result may have, so that status and headers fit too."""
+AROUND_THE_BODY_BYTES: Final = 256
+"""Of a result: the status, the names, and what marks a body that was cut."""
 RETURNED_HEADERS: Final = ("content-type", "content-length", "location", "etag", "retry-after")
 RESERVED_HEADERS: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "accept-encoding"}
 )
+
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110: no space before the colon, where some receivers read another header."""
 
 
 class UnexpectedStatus(Exception):
@@ -52,7 +57,9 @@ class HttpCall(BaseModel):
         for name, value in headers.items():
             if name.lower() in RESERVED_HEADERS:
                 raise ValueError(f"the header {name} is set by the worker")
-            if not (name + value).replace("\t", "").isprintable() or not name.isascii():
+            if not HEADER_NAME.fullmatch(name):
+                raise ValueError("the name of a header is of letters, digits and !#$%&'*+-.^_`|~")
+            if not value.replace("\t", "").isprintable():
                 raise ValueError("headers have one line each")
         return {name.lower(): value for name, value in headers.items()}
 
@@ -118,7 +125,9 @@ def _read(params: Any) -> HttpCall:
 
 
 def _describe(reply: EgressReply) -> dict[str, Any]:
-    headers = {name: reply.headers[name] for name in RETURNED_HEADERS if name in reply.headers}
+    headers = {
+        name: _readable(reply.headers[name]) for name in RETURNED_HEADERS if name in reply.headers
+    }
     text = reply.body.decode("utf-8", "replace")
     body: Any = text
     if "json" in reply.headers.get("content-type", "") and not reply.truncated:
@@ -126,9 +135,15 @@ def _describe(reply: EgressReply) -> dict[str, Any]:
     answer: dict[str, Any] = {"status": reply.status, "headers": headers, "body": body}
     size = len(json.dumps(answer, ensure_ascii=False).encode())
     if reply.truncated or size > ANSWER_BYTES:
-        answer["body"] = _cut(text)
+        around = AROUND_THE_BODY_BYTES + len(json.dumps(headers, ensure_ascii=False).encode())
+        answer["body"] = _cut(text, ANSWER_BYTES - around)
         answer["truncated"] = True
     return answer
+
+
+def _readable(header: str) -> str:
+    """Replace the bytes of a header that are no UTF-8: in a result they have no place."""
+    return header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _parse(text: str) -> Any:
@@ -141,8 +156,8 @@ def _parse(text: str) -> Any:
     return value
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, most_bytes: int) -> str:
     """Shorten text until its JSON fits; each character may need up to six bytes there."""
-    while len(json.dumps(text, ensure_ascii=False).encode()) > RETURNED_BODY_BYTES:
+    while text and len(json.dumps(text, ensure_ascii=False).encode()) > most_bytes:
         text = text[: len(text) * 3 // 4]
     return text

@@ -155,6 +155,18 @@ async def lock_backfill(
     return backfill, schedule, int(live.scalar_one())
 
 
+async def has_open_backfill(connection: AsyncConnection, schedule_id: int) -> bool:
+    """Tell whether a backfill of a schedule, which is locked, goes on."""
+    found = await connection.execute(
+        text(
+            f"SELECT id FROM schedule_backfill WHERE status = {OPEN} AND schedule_id = :schedule "
+            "LIMIT 1"
+        ),
+        {"schedule": schedule_id},
+    )
+    return found.first() is not None
+
+
 _GO_ON: Final = text(
     "UPDATE schedule_backfill SET cursor_time = :cursor, spawned = spawned + :spawned, "
     f"status = :status, ended_at = :ended WHERE id = :id AND status = {OPEN} "

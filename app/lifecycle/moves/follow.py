@@ -151,6 +151,18 @@ async def free_next(
     return tuple(freed)
 
 
+async def free_all(connection: AsyncConnection, schedule_id: int) -> tuple[Claimable, ...]:
+    """Let all children run that wait for another one: the schedule, held, lets them overlap now."""
+    freed: list[Claimable] = []
+    for live, rows in (await _look_at_live(connection, [schedule_id])).values():
+        for child_id in live.waiting:
+            await connection.execute(_UNBLOCK, {"id": child_id})
+            await connection.execute(_WAITS_NO_MORE, {"schedule": schedule_id, "child": child_id})
+            row = rows[child_id]
+            freed.append(Claimable(row.queue_id, row.priority, row.next_trigger_time))
+    return tuple(freed)
+
+
 async def lock_live(connection: AsyncConnection, schedule_ids: Sequence[int]) -> dict[int, Live]:
     """Return what goes on for each schedule; it stays so, but for ends, until the commit."""
     if not schedule_ids:

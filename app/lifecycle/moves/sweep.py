@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -23,6 +23,7 @@ from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.redeliver import redeliver_failed
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.operations import OPEN_OPERATIONS, Operation, OperationStatus
+from app.lifecycle.states import TERMINAL_JOBS
 from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
 
@@ -67,6 +68,10 @@ _LOCK: Final = {
     )
     for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
 }
+_STATUS: Final = {
+    sqlite: text(f"SELECT status FROM job_info WHERE id = :id{lock}")
+    for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
+}
 _STORE: Final = text(
     "UPDATE bulk_operation SET status = :status, after_finished = :finished, after_id = :after, "
     "resume_at = :resume, changed = :changed, refused = :refused, started_at = :started, "
@@ -92,9 +97,13 @@ async def sweep(
     term: int,
     token: str,
     resume_schedule: ResumeSchedule,
+    statuses: Container[int],
     broken: str | None = None,
 ) -> Swept | None:
     """Give the jobs that were found their turn; None if it is not this dispatcher's to give.
+
+    A cancel ends only what is still in one of the `statuses` that were asked for: the verb itself
+    would also end what has begun since it was found.
 
     With `broken` they are counted as refused with this code, and not touched: their move raises.
     """
@@ -114,6 +123,10 @@ async def sweep(
     for job_id in sorted(job_id for _, job_id in found.turns):
         if broken is not None:
             swept.refused[broken] += 1
+        elif operation.action == "cancel" and await _has_gone_on(
+            connection, database, job_id, statuses
+        ):
+            swept.refused["verb_not_possible"] += 1
         else:
             asked = Asked(job_id, operation.tenant_id, token)
             move = _MOVES[operation.action]
@@ -138,6 +151,15 @@ async def sweep(
         },
     )
     return swept
+
+
+async def _has_gone_on(
+    connection: AsyncConnection, database: Database, job_id: int, statuses: Container[int]
+) -> bool:
+    """Lock a job, and tell whether it is in another state by now, and has not ended."""
+    found = await connection.execute(_STATUS[database.is_sqlite], {"id": job_id})
+    status = found.scalar_one_or_none()
+    return status is not None and status not in statuses and status not in TERMINAL_JOBS
 
 
 def _count(swept: Swept, job_id: int, answer: _Answer) -> None:

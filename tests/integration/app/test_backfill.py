@@ -93,6 +93,28 @@ async def test_what_cannot_be_backfilled_is_refused(api: Door) -> None:
     assert (await backfilled(api, made, now - HOUR, now)).status_code == 409
 
 
+async def test_the_times_of_an_open_backfill_are_not_changed_under_it(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="allow")
+    await fired(api, back_ms=10 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    last = child["nominal_time"]
+    assert (await backfilled(api, made, last - 2 * HOUR, last)).status_code == 202
+    path, headers = f"/openapi/jobs/{made}", {"If-Match": "*"}
+    refused = await api.client.patch(path, json={"intervalMs": 2 * HOUR}, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (409, "verb_not_possible")
+    assert "backfills" in refused.json()["detail"]
+    other = await api.client.patch(path, json={"priority": 1}, headers=headers)
+    assert other.status_code == 200, other.text
+    for _ in range(3):
+        await api.parts.spawner.fill()
+        for one in await children(api.database, made):
+            if one["status"] == JobStatus.WAITING and one["id"] != child["id"]:
+                await end_child(api.database, one["id"])
+    await api.parts.spawner.fill()
+    allowed = await api.client.patch(path, json={"intervalMs": 2 * HOUR}, headers=headers)
+    assert allowed.status_code == 200, allowed.text
+
+
 async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:
     made = await schedule_of(api, cronExpr="* * * * *", overlapPolicy="allow")
     now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))

@@ -413,7 +413,12 @@ async def no_schedule(_connection: AsyncConnection, job: RowMapping, _asked: Ask
 
 
 async def swept(
-    database: Database, operation: Operation, found: Matching, *, term: int
+    database: Database,
+    operation: Operation,
+    found: Matching,
+    *,
+    term: int,
+    statuses: frozenset[JobStatus] = frozenset(JobStatus),
 ) -> Swept | None:
     return await database.write(
         lambda connection: sweep(
@@ -424,6 +429,7 @@ async def swept(
             term=term,
             token=new_token(),
             resume_schedule=no_schedule,
+            statuses=statuses,
         )
     )
 
@@ -446,6 +452,27 @@ async def test_jobs_that_refuse_are_counted_by_reason(api: Door) -> None:
     assert told["refused"] == {"verb_not_possible": 1, "already_done": 1, "job_not_found": 1}
     assert (told["changed"], told["examined"], told["matched"]) == (2, 5, 5)
     assert (await statuses(database))[jobs[0]] is _S.SUCCEEDED
+
+
+async def test_a_cancel_of_what_waits_stops_nothing_that_has_begun(api: Door) -> None:
+    database = api.database
+    term = await new_term(database)
+    jobs = await insert(database, 3)
+    operation_id = await started(api, "cancel", {"status": "WAITING"})
+    operation = await the_operation(database)
+    found = await found_by(api, operation)
+    # Between the look and the turn the first one is claimed.
+    await claimed(database, [jobs[0]], term=term)
+    await swept(database, operation, found, term=term, statuses=frozenset({_S.WAITING}))
+    told = await carried_out(api, operation_id)
+    assert (told["changed"], told["refused"]) == (2, {"verb_not_possible": 1})
+    assert [(await statuses(database))[one] for one in jobs] == [
+        _S.RUNNING,
+        _S.CANCELLED,
+        _S.CANCELLED,
+    ]
+    stored = await value_of(database, "SELECT COUNT(*) FROM stopping_execution")
+    assert stored == 0
 
 
 async def test_children_of_an_ended_group_and_groups_refuse(api: Door) -> None:

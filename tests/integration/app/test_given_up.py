@@ -11,7 +11,16 @@ from app.lifecycle.nodes import read_nodes
 from app.lifecycle.running import read_running
 from app.lifecycle.states import ExecutionStatus
 from oncue.protocol import GIVEN_UP, WorkerState, run_key, run_mark, stopping_key
-from tests.integration.app.rig import WORKER, Door, door, running_job, value_of
+from tests.integration.app.rig import (
+    WORKER,
+    Door,
+    claimed,
+    door,
+    insert,
+    new_term,
+    running_job,
+    value_of,
+)
 from tests.support.engines import Engine
 
 STATUS: Final = "SELECT status FROM job_log WHERE execution_id = :id"
@@ -66,6 +75,19 @@ async def test_a_lease_that_is_absent_since_a_flush_is_not_gone(migrated_engine:
         await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
         assert await here.parts.ground.redis.get(key) is None
         assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
+
+
+async def test_any_number_of_runs_of_a_dead_worker_is_given_up(migrated_engine: Engine) -> None:
+    # More than there are connections to Redis.
+    async with door(migrated_engine) as here:
+        term = await new_term(here.database)
+        runs = await claimed(here.database, await insert(here.database, 300), term=term)
+        await here.beat()
+        running = await here.database.read(lambda one: read_running(one, here.database))
+        await _declare(here, Estate(running=list(running)))
+        assert await value_of(here.database, STATE) == WorkerState.DOWN
+        lost = "SELECT COUNT(*) FROM job_log WHERE status = :lost"
+        assert await value_of(here.database, lost, lost=ExecutionStatus.LOST) == len(runs)
 
 
 async def test_a_cancelled_run_whose_worker_has_not_heard_of_it_keeps_its_worker_alive(
@@ -123,11 +145,11 @@ async def _estate(here: Door) -> Estate:
     return Estate(stopping=await here.database.read(read_stopping))
 
 
-async def _declare(here: Door) -> None:
+async def _declare(here: Door, estate: Estate | None = None) -> None:
     deaths = here.parts.recovery._deaths
     await deaths.watch_redis()
     node = (await here.database.read(read_nodes))[0]
-    await deaths._declare(node, await _estate(here), "worker dead")
+    await deaths._declare(node, estate or await _estate(here), "worker dead")
 
 
 async def _take_back(here: Door) -> None:

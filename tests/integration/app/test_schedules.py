@@ -19,6 +19,7 @@ from app.lifecycle.moves.mend import MOST
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
+from app.plumbing.times import rfc3339
 from app.schedules.decide import spread_ms_of
 from app.schedules.spawn import fire_locked
 from tests.integration.app.rig import (
@@ -609,6 +610,82 @@ async def test_trigger_makes_a_run_now_once_for_each_request_id(api: Door) -> No
     task = await api.submitted()
     refused = await api.client.post(f"/openapi/jobs/{task}/trigger", json={"clientRequestId": "y"})
     assert refused.status_code == 422
+
+
+async def test_a_repeated_trigger_is_its_run_whatever_became_of_the_schedule(api: Door) -> None:
+    made = await schedule_of(api)
+    path = f"/openapi/jobs/{made}/trigger"
+    first = await api.client.post(path, json={"clientRequestId": "x"}, headers={"If-Match": '"0"'})
+    assert first.status_code == 200, first.text
+    changed = await api.client.patch(
+        f"/openapi/jobs/{made}", json={"priority": 9}, headers={"If-Match": "*"}
+    )
+    assert changed.status_code == 200, changed.text
+    for _ in range(2):
+        again = await api.client.post(
+            path, json={"clientRequestId": "x"}, headers={"If-Match": '"0"'}
+        )
+        assert (again.status_code, again.json()["jobId"]) == (200, first.json()["jobId"])
+        other = await api.client.post(path, json={}, headers={"If-Match": '"0"'})
+        assert other.status_code in (409, 412)
+        await api.client.post(f"/openapi/jobs/{made}/cancel")
+    assert len(await children(api.database, made)) == 1
+
+
+async def test_children_whose_keys_are_no_plain_text_are_found_page_by_page(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="allow")
+    ids = ["a\u00a0b", "\u3000", "\U0001f469\u200d\U0001f4bb", "plain"]
+    for one in ids:
+        answer = await api.client.post(
+            f"/openapi/jobs/{made}/trigger", json={"clientRequestId": one}
+        )
+        assert answer.status_code == 200, answer.text
+    found: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        answer = await api.client.get(
+            f"/openapi/jobs/{made}/children", params={"limit": 1, **cursor}
+        )
+        assert answer.status_code == 200, answer.text
+        found += [one["clientRequestId"] for one in answer.json()["items"]]
+        if answer.json()["nextCursor"] is None:
+            break
+        cursor = {"cursor": answer.json()["nextCursor"]}
+    assert sorted(found) == sorted(ids)
+
+
+async def test_a_fixed_delay_whose_start_is_put_off_waits_for_it(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await fired(api, back_ms=HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    now = await value_of(api.database, f"SELECT {api.database.now_ms}")
+    start = now + 50 * HOUR
+    answer = await api.client.patch(
+        f"/openapi/jobs/{made}", json={"startAt": rfc3339(start)}, headers={"If-Match": "*"}
+    )
+    assert answer.status_code == 200, answer.text
+    await end_child(api.database, child["id"])
+    await change(
+        api.database, "UPDATE job_info SET next_trigger_time = :now WHERE id = :id", now=1, id=made
+    )
+    await fired(api)
+    assert len(await children(api.database, made)) == 1
+    assert (await job(api, made))["nextTriggerTime"] == rfc3339(start)
+
+
+async def test_what_waits_runs_once_its_schedule_lets_runs_overlap(api: Door) -> None:
+    made = await schedule_of(api, overlapPolicy="queue")
+    for _ in range(2):
+        await fired(api, back_ms=HOUR, schedule=made)
+    assert [one["status"] for one in await children(api.database, made)] == [
+        JobStatus.WAITING,
+        JobStatus.BLOCKED,
+    ]
+    answer = await api.client.patch(
+        f"/openapi/jobs/{made}", json={"overlapPolicy": "allow"}, headers={"If-Match": "*"}
+    )
+    assert answer.status_code == 200, answer.text
+    assert {one["status"] for one in await children(api.database, made)} == {JobStatus.WAITING}
 
 
 async def test_cancel_leaves_the_children_unless_told(api: Door) -> None:

@@ -114,6 +114,13 @@ async def child_async(params: Any) -> Any:
     return params
 
 
+@handler("w_child_lingers", isolation="process")
+def child_lingers(params: Any) -> str:
+    """Return at once, with a thread that keeps the process for a while."""
+    threading.Thread(target=time.sleep, args=(params["seconds"],)).start()
+    return "charged"
+
+
 @handler("w_child_die", isolation="process")
 def child_die(_: Any) -> None:
     """Die without a word."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +29,7 @@ async def site() -> AsyncIterator[str]:
             "teapot": web.Response(status=418, text="short and stout"),
             "busy": web.Response(status=503, headers=headers),
             "away": web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}),
+            "full": web.Response(body=b"a" * 60_000, headers={"ETag": '"' + "x" * 6000 + '"'}),
             "key": web.Response(text=request.headers.get("idempotency-key", "")),
         }[kind]
 
@@ -42,7 +45,7 @@ async def site() -> AsyncIterator[str]:
 @pytest.fixture
 def call(open_worker: OpenWorker, dispatcher: FakeDispatcher, site: str) -> Any:
     async def run(path: str, allowed: str = "127.0.0.0/8", **params: Any) -> Outcome:
-        request = make_run("http", {"url": site + path, **params})
+        request = make_run("http", {"url": path if "://" in path else site + path, **params})
         async with open_worker(egress_allow=allowed) as parts:
             await parts.intake.take(make_request(request))
             return await until_async(lambda: dispatcher.outcome(request.execution_id))
@@ -63,10 +66,31 @@ async def test_a_task_has_one_idempotency_key(call: Any) -> None:
     assert outcome.result["body"] == str(outcome.job_id)
 
 
-@pytest.mark.parametrize("path", ["/surrogate", "/big"])
-async def test_any_body_makes_a_storable_result(call: Any, path: str) -> None:
+@pytest.mark.parametrize("path", ["/surrogate", "/big", "/full"])
+async def test_any_answer_makes_a_storable_result(call: Any, path: str) -> None:
     outcome = await call(path)
     assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert len(json.dumps(outcome.result, ensure_ascii=False).encode()) <= 64 * 1024
+
+
+async def test_a_header_that_is_no_utf_8_is_told_as_far_as_it_goes(call: Any) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 201 Created\r\nLocation: /caf\xe9\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        outcome = await call(f"http://127.0.0.1:{port}/orders", method="POST")
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert outcome.result["headers"]["location"] == "/caf\ufffd"
+
+
+@pytest.mark.parametrize("name", ["transfer-encoding ", "", "host: x", "x y", "x\u00e9"])
+async def test_a_name_that_is_no_name_of_a_header_is_refused(call: Any, name: str) -> None:
+    outcome = await call("/json", headers={name: "1"})
+    assert (outcome.error.code, outcome.retryable) == ("invalid_params", False)
 
 
 async def test_an_unexpected_status_fails_the_attempt(call: Any) -> None:

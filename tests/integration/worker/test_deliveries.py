@@ -251,6 +251,42 @@ async def test_a_host_that_gave_no_answer_gets_less_room_until_it_answers(
         assert len(parts.deliverer.take(many[64:]).accepted) == 436
 
 
+async def test_hosts_that_answer_late_leave_places_for_others(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    hook: Hook,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.deliver.MOST_IN_FLIGHT", 8)
+    monkeypatch.setattr("worker.deliver.MOST_IN_FLIGHT_TO_SLOW_HOSTS", 4)
+    monkeypatch.setattr("worker.deliver.LATE_MS", 0)
+    hook.gate = asyncio.Event()
+    async with open_worker() as parts:
+        hook.gate.set()
+        first = make_delivery(hook.url)
+        parts.deliverer.take([first])
+        assert (await tried(dispatcher, first)).delivered
+        hook.gate.clear()
+        # It was late by now, and takes a part of the places alone.
+        parts.deliverer.take([make_delivery(hook.url) for _ in range(20)])
+        await until_async(lambda: parts.deliverer._in_flight == 4, what="its places to be taken")
+        monkeypatch.setattr("worker.deliver.LATE_MS", 10_000)
+        refusing = make_delivery(f"http://127.0.0.1:{free_port()}/")
+        parts.deliverer.take([refusing])
+        assert not (await tried(dispatcher, refusing)).delivered
+        hook.gate.set()
+
+
+async def test_what_is_not_taken_leaves_nothing_behind(
+    open_worker: OpenWorker, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.deliver.MOST_HELD", 0)
+    async with open_worker() as parts:
+        taken = parts.deliverer.take([make_delivery(f"http://h{one}.example/") for one in range(9)])
+        assert taken.accepted == []
+        assert not parts.deliverer._hosts
+
+
 async def test_a_forbidden_address_is_refused_with_the_one_text(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
 ) -> None:

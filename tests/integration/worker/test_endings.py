@@ -156,6 +156,19 @@ async def test_a_child_returns_its_result_whatever_it_prints(
     assert other.result == ["ü", 1.5]
 
 
+async def test_a_child_that_has_told_its_end_is_not_stopped_any_more(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    async with open_worker() as parts:
+        run = make_run("w_child_lingers", {"seconds": 30})
+        await parts.intake.take(make_request(run))
+        execution = await until_async(lambda: parts.held.live.get(run.execution_id))
+        await until_async(lambda: execution.has_verdict, what="the child's verdict")
+        parts.intake.cancel(CancelRequest(term=1, execution_ids=[run.execution_id]))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert (outcome.status, outcome.result) == (OutcomeStatus.SUCCEEDED, "charged")
+
+
 async def test_a_child_and_what_it_started_are_killed_at_the_timeout(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ PLAIN_AND_SECRET = ("--callback-header", "X=1", "--callback-secret-header", "X=2
         (("submit",), "--handler"),
         (("submit", "--handler", "echo", "--params", "{bad"), "--params is not JSON"),
         (("submit", "--handler", "echo", "--params", "NaN"), "NaN is not JSON"),
+        (("trigger", "7", "--params", "1e999"), "1e999 is too large a number"),
         (("submit", "--handler", "echo", "--params", "@/no/such/file"), "No such file"),
         (("submit", "--handler", "echo", "--run-at", "2030-01-01T00:00:00"), "with an offset"),
         (("submit", "--handler", "echo", "--label", "x"), "NAME=VALUE"),
