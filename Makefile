@@ -17,7 +17,7 @@ up: ## Run the whole platform here: API and docs on port 8080, state in .oncue/ 
 
 test: ## Run the test suite; ARGS="-k name" is passed to pytest
 	@tools/bootstrap dev
-	$(PYTHON_IN_VENV) -m pytest -n 3 --dist loadgroup --ignore tests/contract --ignore tests/docs --ignore tests/image $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -n 4 --dist loadgroup --ignore tests/contract --ignore tests/docs --ignore tests/image $(ARGS)
 
 test-contract: ## Run generated clients, the fuzzer, every example of the docs, and the image's and compose's commands
 	@tools/bootstrap dev

@@ -31,10 +31,26 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("oncue")
 
 
+MOSTLY_WAITING = ("promises", "e2e")
+
+
 def pytest_configure() -> None:
     """Take Ctrl-C: a shell starts background jobs with it ignored, and children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mix files that mostly wait among those that mostly compute: at the end none waits alone."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = {path for path in files if path.parent.name in MOSTLY_WAITING}
+    places: dict[Path, float] = {}
+    for kind in (waiting, files.keys() - waiting):
+        own = [path for path in files if path in kind]
+        places |= {path: (number + 0.5) / len(own) for number, path in enumerate(own)}
+    items[:] = [item for path in sorted(files, key=places.__getitem__) for item in files[path]]
 
 
 @pytest.fixture(scope="session", autouse=True)
