@@ -52,7 +52,9 @@ def _failing(draw: Callable[[int], int]) -> Drawn:
 
 def _late_thread(draw: Callable[[int], int]) -> Drawn:
     body = {"jobHandler": "fault_stubborn", "params": {"ms": 1_500 + draw(3_000)}}
-    return {**body, "timeoutMs": 300 + draw(900), "maxRetry": 1}, {"FAILED"}
+    # A worker that stood still past both its timeout and its end wakes to a run that has ended.
+    ends = {"FAILED", "SUCCEEDED"}
+    return {**body, "timeoutMs": 300 + draw(900), "maxRetry": 1}, ends
 
 
 def _late_child(_draw: Callable[[int], int]) -> Drawn:
