@@ -30,8 +30,6 @@ RETURNED_HEADERS: Final = ("content-type", "content-length", "location", "etag",
 RESERVED_HEADERS: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "accept-encoding"}
 )
-
-
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110: no space before the colon, where some receivers read another header."""
 
