@@ -142,6 +142,7 @@ class Sender:
                 self._tasks.start(
                     self._send_batch(worker_id, partition, batch, again), name=f"send {worker_id}"
                 )
+        self._metrics.in_flight.set(len(self._unanswered))
 
     def _partition(self, run: Claimed) -> int:
         return self._queues.partition_of(run.queue_id) or FIRST

@@ -116,11 +116,14 @@ class HandedOver:
     host: str
 
 
+def _by_host(database: Database) -> str:
+    return f"INDEXED BY {HOST_INDEX}" if database.is_sqlite else f"FORCE INDEX ({HOST_INDEX})"
+
+
 def due_sql(database: Database, count: int) -> str:
     """Build the read of what is due at so many hosts, each an indexed range of its own."""
-    hint = f"INDEXED BY {HOST_INDEX}" if database.is_sqlite else f"FORCE INDEX ({HOST_INDEX})"
     arms = [
-        f"SELECT id FROM callback_delivery {hint} WHERE status = {_PENDING} "
+        f"SELECT id FROM callback_delivery {_by_host(database)} WHERE status = {_PENDING} "
         f"AND host = :host{number} AND next_try_at <= :now ORDER BY next_try_at, id "
         f"LIMIT :share{number}"
         for number in range(count)
@@ -245,10 +248,9 @@ async def find_deliveries_of(
     connection: AsyncConnection, database: Database, worker_id: str, *, limit: int
 ) -> list[int]:
     """Return the callbacks that are owed and that a worker holds, among all that are owed."""
-    hint = f"INDEXED BY {HOST_INDEX}" if database.is_sqlite else f"FORCE INDEX ({HOST_INDEX})"
     rows = await connection.execute(
         text(
-            f"SELECT id FROM callback_delivery {hint} WHERE status = {_PENDING} "
+            f"SELECT id FROM callback_delivery {_by_host(database)} WHERE status = {_PENDING} "
             "AND owner_worker_id = :worker LIMIT :limit"
         ),
         {"worker": worker_id, "limit": limit},

@@ -22,6 +22,7 @@ from tests.integration.app.rig import (
     value_of,
 )
 from tests.support.engines import Engine
+from tests.support.wait import until_async
 
 STATUS: Final = "SELECT status FROM job_log WHERE execution_id = :id"
 STATE: Final = "SELECT state FROM worker_node"
@@ -157,3 +158,15 @@ async def _take_back(here: Door) -> None:
     deaths = here.parts.recovery._deaths
     await deaths.watch_redis()
     await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
+
+
+async def test_what_is_on_the_way_is_counted_until_it_is_answered(migrated_engine: Engine) -> None:
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database)
+        sender = here.parts.sender
+        sender.send([run])
+        assert sender.knows(run.execution_id)
+        assert "oncue_runs_unanswered 1.0" in here.parts.ground.metrics.render().decode()
+        # This dispatcher holds no lock: it sends nothing, and lets go of it.
+        await until_async(lambda: not sender.knows(run.execution_id), what="the send to end")
+        assert "oncue_runs_unanswered 0.0" in here.parts.ground.metrics.render().decode()
