@@ -39,7 +39,8 @@ def migrate(database_url: str) -> int:
         event.listen(engine, "connect", _without_implicit_begin)
         event.listen(engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
     try:
-        with engine.begin() as connection, _exclusive(connection):
+        # In this order: whoever gets the lock next has to read what this one committed.
+        with engine.connect() as connection, _exclusive(connection), connection.begin():
             config = _config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
@@ -86,9 +87,11 @@ def _exclusive(connection: Connection) -> Iterator[None]:
     got = connection.execute(
         text("SELECT GET_LOCK(:name, :seconds)"), {"name": name, "seconds": LOCK_SECONDS}
     ).scalar_one()
+    connection.rollback()
     if got != 1:
         raise MigrationBusy("another process is migrating this database; try again later")
     try:
         yield
     finally:
         connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": name})
+        connection.rollback()

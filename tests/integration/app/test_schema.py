@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import Engine as AnyEngine
 from sqlalchemy.engine import make_url
 
 from app.lifecycle.schema import SchemaMismatch, check_schema
@@ -67,6 +68,31 @@ async def test_migrations_that_start_at_once_do_the_work_once(engine: Engine) ->
         await check_schema(database)
         assert len(await rows_of(database, "SELECT * FROM dispatch_term")) == 1
     assert differences(engine) == []
+
+
+def test_a_migration_is_committed_before_the_next_may_begin(engine: Engine) -> None:
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        statements.append(statement.split("(")[0])
+
+    def note_commit(_connection: Any) -> None:
+        statements.append("COMMIT")
+
+    event.listen(AnyEngine, "before_cursor_execute", note)
+    event.listen(AnyEngine, "commit", note_commit)
+    try:
+        migrate(engine.database_url)
+    finally:
+        event.remove(AnyEngine, "before_cursor_execute", note)
+        event.remove(AnyEngine, "commit", note_commit)
+    changes = [at for at, one in enumerate(statements) if not one.startswith("SELECT")]
+    assert statements[changes[-1]] == "COMMIT"
+    if engine.database_url.startswith("mysql"):
+        assert statements.index("SELECT GET_LOCK") < changes[0]
+        assert statements[-1] == "SELECT RELEASE_LOCK"
+    else:
+        assert statements[0] == "BEGIN IMMEDIATE"
 
 
 @pytest.mark.parametrize(
