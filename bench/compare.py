@@ -6,16 +6,20 @@
 All stacks use the same private MariaDB (every commit is flushed) and Redis, the same load and
 the same receiver. Each round starts every stack once, one after the other, so that what disturbs
 the machine meets all of them; a figure is the median of its rounds, and a ratio that of the
-medians. The folder holds `common.py`, `ref_app.py` (Celery) and `ref2_app.py` (taskiq).
+medians. Submissions are told of one dispatcher process, and of a process for each core, beside
+the no-op POST in one process and in as many. The folder holds `common.py`, `ref_app.py` (Celery)
+and `ref2_app.py` (taskiq).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from collections import defaultdict
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +30,16 @@ from bench.drive import missing
 from bench.figures import Figures, json_flag, percentile
 from bench.hook import Hook, listening
 from bench.latency import idle
-from bench.stacks import MODULES, Stack, noop, oncue, peer
+from bench.stacks import MODULES, Spread, Stack, noop, oncue, peer
 from bench.throughput import WARM_UP, submitted, to_webhook
 from tests.support.engines import Servers
 
 ENGINE: Final = "mariadb+redis"
 SUBMITTED, DONE, CPU, IDLE = "submissions /s", "jobs /s", "cpu us a job", "POST to webhook ms"
+
+CORES: Final = os.cpu_count() or 1
+PER_CORE: Final = f" x {CORES}"
+"""What is told of as many processes as there are cores bears this after its name."""
 
 Found = dict[tuple[str, str], list[float]]
 
@@ -44,10 +52,12 @@ async def compare(
     lost = 0
     async with listening() as hook:
         for number in range(rounds):
-            with noop(hook.url) as stack:
-                await api(stack, found, jobs * 2)
-            with oncue(lent, ENGINE, hook.url, dispatch=False) as stack:
-                await api(stack, found, jobs)
+            for processes in sorted({1, CORES}):
+                with noop(hook.url, processes=processes) as stack:
+                    await api(_named(stack, processes), found, jobs * 2)
+                spread = Spread(processes=processes)
+                with oncue(lent, ENGINE, hook.url, dispatch=False, spread=spread) as stack:
+                    await api(_named(stack, processes), found, jobs)
             whole: list[tuple[AbstractContextManager[Stack], int]] = []
             if peers is not None:
                 # Slower: fewer jobs take as long.
@@ -60,6 +70,10 @@ async def compare(
                 with running as stack:
                     lost += await to_end(stack, hook, found, count, number)
     return found, lost
+
+
+def _named(stack: Stack, processes: int) -> Stack:
+    return stack if processes == 1 else replace(stack, name=stack.name + PER_CORE)
 
 
 async def api(stack: Stack, found: Found, jobs: int) -> None:
@@ -89,13 +103,15 @@ def tell(figures: Figures, found: Found) -> None:
     for (stack, name), value in sorted(medians.items()):
         rounds = [float(f"{one:.4g}") for one in found[stack, name]]
         figures.tell("compare", f"{stack}: {name}", value, "", rounds=rounds)
-    for other, name in (
-        ("noop", SUBMITTED),
-        *((one, name) for one in MODULES for name in (DONE, CPU, IDLE)),
+    for own, other, name in (
+        ("oncue", "noop", SUBMITTED),
+        (f"oncue{PER_CORE}", "noop", SUBMITTED),
+        (f"oncue{PER_CORE}", f"noop{PER_CORE}", SUBMITTED),
+        *(("oncue", one, name) for one in MODULES for name in (DONE, CPU, IDLE)),
     ):
-        if (other, name) in medians:
-            ratio = medians["oncue", name] / medians[other, name]
-            figures.tell("ratio", f"{name}: oncue / {other}", ratio, "x")
+        if (own, name) in medians and (other, name) in medians:
+            ratio = medians[own, name] / medians[other, name]
+            figures.tell("ratio", f"{name}: {own} / {other}", ratio, "x")
 
 
 def main() -> int:

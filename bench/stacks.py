@@ -65,9 +65,12 @@ def oncue(
 
 
 @contextlib.contextmanager
-def noop(hook_url: str) -> Iterator[Stack]:
+def noop(hook_url: str, *, processes: int = 1) -> Iterator[Stack]:
     """Run a FastAPI service whose POST does nothing."""
-    with _child("noop", _uvicorn(sys.executable, "bench.reference.noop:app"), {}) as (api, port):
+    command = _uvicorn(sys.executable, "bench.reference.noop:app")
+    if processes > 1:
+        command += ["--workers", str(processes)]
+    with _child("noop", command, {}) as (api, port):
         yield Stack(
             "noop",
             f"http://127.0.0.1:{port}/openapi/jobs",

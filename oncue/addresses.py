@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -84,6 +85,7 @@ def _is_within(inner: Network, outer: Network) -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def spelled_address(url: str) -> Address | None:
     """Return the address that the host of a URL spells in any way, None if it is a name.
 

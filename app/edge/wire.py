@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from functools import lru_cache
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -18,12 +19,13 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def printable(value: str) -> str:
     """Refuse control characters."""
-    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+    if _CONTROL.search(value):
         raise ValueError("control characters are not allowed")
     return value
 
@@ -48,6 +50,7 @@ def _sane_year(value: datetime) -> datetime:
     return value
 
 
+@lru_cache(maxsize=1024)
 def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)

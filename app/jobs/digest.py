@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import orjson
+
 from app.plumbing.json_text import plain_json
 from app.plumbing.sealed import Sealer
 
@@ -27,7 +29,7 @@ def request_digest(sent: Mapping[str, Any]) -> str:
         for name, value in sorted(sent.items())
         if value is not None
     }
-    return json.dumps(digests, separators=(",", ":"))
+    return orjson.dumps(digests).decode()
 
 
 def secret_fields(sent: Mapping[str, Any]) -> list[str]:
