@@ -20,7 +20,12 @@ def configure_logs(level: str, *, as_json: bool | None) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if json_lines else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer()
+        if json_lines
+        # Plain: the richer form shows local variables, and with them callers' data.
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     )
     if json_lines:
         shared.append(structlog.processors.format_exc_info)

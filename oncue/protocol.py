@@ -98,9 +98,9 @@ class Message(BaseModel):
 class Load(Message):
     """A worker's own count of what it holds; a higher `seq` of the same boot is newer."""
 
-    seq: Int64
-    active: Int32 = Field(description="Runs that hold a slot, stopping ones included.")
-    queued: Int32 = 0
+    seq: Int64 = Field(ge=0)
+    active: Int32 = Field(ge=0, description="Runs that hold a slot, stopping ones included.")
+    queued: Int32 = Field(default=0, ge=0)
 
 
 class Run(Message):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from enum import Enum, auto
 from typing import Final
 
 import structlog
@@ -29,7 +30,11 @@ MOST_HELD_PER_HOST: Final = 500
 MOST_HELD_PER_SLOW_HOST: Final = 64
 MOST_IN_FLIGHT: Final = 256
 MOST_IN_FLIGHT_TO_SLOW_HOSTS: Final = 96
+MOST_IN_FLIGHT_TO_NEW_HOSTS: Final = 96
 MOST_PER_SLOW_HOST: Final = 2
+MOST_WAITING_FOR_OTHERS: Final = MOST_HELD // 2
+"""So many wait for hosts that are not known to answer: the rest is for those that are."""
+MOST_HELD_BYTES: Final = 128 * 1024 * 1024
 LATE_MS: Final = 2000
 """A host whose answers take longer may not fill all places, however many such there are."""
 LONGEST_RETRY_AFTER_MS: Final = 24 * 3600 * 1000
@@ -63,13 +68,31 @@ class Taken:
     paused: dict[str, int]
 
 
+class _Lane(Enum):
+    """Hosts that answer, those whose last try got none or a late answer, and unknown ones."""
+
+    FAST = auto()
+    SLOW = auto()
+    NEW = auto()
+
+
+_PLACES: Final = {
+    _Lane.SLOW: MOST_IN_FLIGHT_TO_SLOW_HOSTS,
+    _Lane.NEW: MOST_IN_FLIGHT_TO_NEW_HOSTS,
+    _Lane.FAST: MOST_IN_FLIGHT,
+}
+"""In the order in which the lanes are looked at."""
+
+
 @dataclass(slots=True, eq=False)
 class _Host:
-    """One receiver: its deliveries not yet tried, and whether its last try got no answer."""
+    """One receiver: its deliveries not yet tried, and what its last try has told of it."""
 
     name: str
     limits: DeliveryLimits
     breaker: Breaker
+    new: bool = True
+    """Nothing is known of it: it has a small part of all places until it has answered."""
     waiting: deque[Delivery] = field(default_factory=deque)
     in_flight: int = 0
     slow: bool = False
@@ -78,9 +101,11 @@ class _Host:
     queued: bool = False
 
     @property
-    def in_slow_lane(self) -> bool:
-        """True when its tries may have a part of all places only."""
-        return self.slow or self.lags
+    def lane(self) -> _Lane:
+        """Which part of all places its tries may have."""
+        if self.slow or self.lags:
+            return _Lane.SLOW
+        return _Lane.NEW if self.new else _Lane.FAST
 
     @property
     def has_room(self) -> bool:
@@ -93,19 +118,18 @@ class _Host:
     @property
     def may_start(self) -> bool:
         """True when it has work and room."""
-        most = (
-            min(MOST_PER_SLOW_HOST, self.limits.most_per_host)
-            if self.slow
-            else (self.limits.most_per_host)
-        )
+        most = self.limits.most_per_host
+        if self.slow or self.new:
+            most = min(MOST_PER_SLOW_HOST, most)
         return bool(self.waiting) and self.in_flight < most
 
 
 class Deliverer:
     """Holds deliveries until their one try is made and the result acknowledged.
 
-    Hosts take turns, and each may fill only a part of the room: a small part when its last try
-    got no answer, so that dead hosts, however many, delay only themselves.
+    Hosts take turns, and each may fill only a part of the room. Those that got no answer lately,
+    and those that were never called, have a small part of the places together, so that dead
+    hosts, however many, delay none that answers.
     """
 
     def __init__(
@@ -124,12 +148,13 @@ class Deliverer:
         self._now = now
         self._held: dict[str, Delivery] = {}
         self._lately: OrderedDict[tuple[str, int], DeliveryResult] = OrderedDict()
+        self._held_bytes = 0
         self._hosts: dict[str, _Host] = {}
-        self._fast: deque[_Host] = deque()
-        self._slow: deque[_Host] = deque()
-        self._in_flight = 0
-        self._in_flight_slow = 0
+        self._answering: OrderedDict[str, None] = OrderedDict()
+        self._queues: dict[_Lane, deque[_Host]] = {lane: deque() for lane in _Lane}
+        self._flying: Counter[_Lane] = Counter()
         self._waiting = 0
+        self._waiting_for_others = 0
         self._closing = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._idle = asyncio.Event()
@@ -154,7 +179,7 @@ class Deliverer:
         accepted = set(taken.accepted)
         for one in deliveries:
             if one.delivery_id not in accepted and one.delivery_id not in self._held:
-                self._held[one.delivery_id] = one
+                self._hold(one)
                 self._return(one, taken.paused.get(callback_host(one.url)))
 
     def acknowledged(self, result: DeliveryResult) -> None:
@@ -162,6 +187,7 @@ class Deliverer:
         held = self._held.get(result.delivery_id)
         if held is not None and held.try_number == result.try_number:
             del self._held[result.delivery_id]
+            self._held_bytes -= len(held.body)
 
     def held_ids(self) -> list[str]:
         """The deliveries that this worker answers for; any thread may ask."""
@@ -194,26 +220,40 @@ class Deliverer:
             return known.try_number == delivery.try_number
         result = self._lately.get((delivery.delivery_id, delivery.try_number))
         if result is not None:
-            self._held[delivery.delivery_id] = delivery
+            self._hold(delivery)
             self._tried(result)
             return True
-        if len(self._held) >= MOST_HELD:
+        if len(self._held) >= MOST_HELD or self._held_bytes >= MOST_HELD_BYTES:
             return False
         host = self._host(callback_host(delivery.url))
         if not host.has_room or host.breaker.wait_seconds(_now()) > 0:
             return False
-        self._held[delivery.delivery_id] = delivery
+        if host.lane is not _Lane.FAST and self._waiting_for_others >= MOST_WAITING_FOR_OTHERS:
+            if not host.waiting and not host.in_flight:
+                self._forget(host)
+            return False
+        self._hold(delivery)
         host.waiting.append(delivery)
-        self._waiting += 1
+        self._count_waiting(host, 1)
         self._idle.clear()
         self._enqueue(host)
         return True
+
+    def _hold(self, delivery: Delivery) -> None:
+        self._held[delivery.delivery_id] = delivery
+        self._held_bytes += len(delivery.body)
+
+    def _count_waiting(self, host: _Host, change: int) -> None:
+        self._waiting += change
+        if host.lane is not _Lane.FAST:
+            self._waiting_for_others += change
 
     def _host(self, name: str) -> _Host:
         host = self._hosts.get(name)
         if host is None:
             breaker = Breaker(self._limits.breaker_failures, self._limits.breaker_seconds)
-            host = self._hosts[name] = _Host(name, self._limits, breaker)
+            new = name not in self._answering
+            host = self._hosts[name] = _Host(name, self._limits, breaker, new=new)
         return host
 
     def _pause_ms(self, delivery: Delivery) -> int:
@@ -241,22 +281,27 @@ class Deliverer:
     def _return_waiting(self, host: _Host) -> None:
         pause_ms = round(host.breaker.wait_seconds(_now()) * 1000)
         while host.waiting and pause_ms:
-            self._waiting -= 1
+            self._count_waiting(host, -1)
             self._return(host.waiting.popleft(), pause_ms)
 
     def _enqueue(self, host: _Host) -> None:
         if host.may_start and not host.queued:
             host.queued = True
-            (self._slow if host.in_slow_lane else self._fast).append(host)
+            self._queues[host.lane].append(host)
 
     def _pump(self) -> None:
-        while not self._closing and self._in_flight < MOST_IN_FLIGHT:
-            if self._slow and self._in_flight_slow < MOST_IN_FLIGHT_TO_SLOW_HOSTS:
-                host = self._slow.popleft()
-            elif self._fast:
-                host = self._fast.popleft()
-            else:
+        while not self._closing and self._flying.total() < MOST_IN_FLIGHT:
+            lane = next(
+                (
+                    lane
+                    for lane, most in _PLACES.items()
+                    if self._queues[lane] and self._flying[lane] < most
+                ),
+                None,
+            )
+            if lane is None:
                 return
+            host = self._queues[lane].popleft()
             host.queued = False
             if host.may_start:
                 self._begin(host)
@@ -264,37 +309,50 @@ class Deliverer:
 
     def _begin(self, host: _Host) -> None:
         delivery = host.waiting.popleft()
-        counts_as_slow = host.in_slow_lane
-        self._waiting -= 1
+        lane = host.lane
+        self._count_waiting(host, -1)
         host.in_flight += 1
-        self._in_flight += 1
-        self._in_flight_slow += counts_as_slow
-        task = asyncio.get_running_loop().create_task(self._try(host, delivery, counts_as_slow))
+        self._flying[lane] += 1
+        task = asyncio.get_running_loop().create_task(self._try(host, delivery, lane))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
-    async def _try(self, host: _Host, delivery: Delivery, counted_as_slow: bool) -> None:
+    async def _try(self, host: _Host, delivery: Delivery, lane: _Lane) -> None:
         try:
             result, answered = await self._attempt(delivery)
-            host.slow, host.lags = not answered, answered and result.latency_ms > LATE_MS
+            self._learn(host, answered=answered, late=result.latency_ms > LATE_MS)
             host.breaker.note(answered=answered, now=_now())
             self._remember(result)
             self._tried(result)
         finally:
             host.in_flight -= 1
-            self._in_flight -= 1
-            self._in_flight_slow -= counted_as_slow
+            self._flying[lane] -= 1
             self._return_waiting(host)
             self._enqueue(host)
             if not host.waiting and not host.in_flight:
                 self._forget(host)
             self._pump()
-            if not self._in_flight and not self._waiting:
+            if not self._flying.total() and not self._waiting:
                 self._idle.set()
+
+    def _learn(self, host: _Host, *, answered: bool, late: bool) -> None:
+        """Let a host change its lane by what a try has told; what waits for it goes along."""
+        waiting, before = len(host.waiting), host.lane
+        self._count_waiting(host, -waiting)
+        host.new, host.slow, host.lags = False, not answered, answered and late
+        self._count_waiting(host, waiting)
+        if host.queued and host.lane is not before:
+            self._queues[before].remove(host)
+            host.queued = False
+        self._answering.pop(host.name, None)
+        if host.lane is _Lane.FAST:
+            self._answering[host.name] = None
+            while len(self._answering) > REMEMBER_HOSTS:
+                self._answering.popitem(last=False)
 
     def _forget(self, host: _Host) -> None:
         """Drop an idle host; slow ones are remembered, as long as they are few."""
-        if not host.in_slow_lane or len(self._hosts) > REMEMBER_HOSTS:
+        if host.lane is not _Lane.SLOW or len(self._hosts) > REMEMBER_HOSTS:
             self._hosts.pop(host.name, None)
 
     async def _attempt(self, delivery: Delivery) -> tuple[DeliveryResult, bool]:

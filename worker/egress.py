@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,14 +20,19 @@ from types import TracebackType
 from typing import Any, Final
 
 import aiohttp
+from aiohttp import StreamReader
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from oncue.addresses import Network, is_allowed, narrowed
 
 REFUSAL: Final = "egress_refused: this address may not be called"
 
-RESOLVER_THREADS: Final = 128
+RESOLVER_THREADS: Final = 512
+"""Twice what calls of hosts that do not answer may be under way: a lookup outlives its call."""
+MOST_INTERIM_ANSWERS: Final = 16
 
 
 class EgressRefused(Exception):
@@ -58,6 +64,31 @@ class EgressReply:
     body: bytes
     truncated: bool
     broken: bool
+
+
+class _Answers(ResponseHandler):
+    """A connection that ends when interim answers (1xx) come without end.
+
+    The client reads over them for as long as the call may take, which would keep the event loop
+    busy.
+    """
+
+    _interim = 0
+
+    def set_response_params(self, **given: Any) -> None:
+        """Begin to read an answer."""
+        self._interim = 0
+        super().set_response_params(**given)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Pass on the head of an answer."""
+        if 100 <= data[0].code < 200:
+            self._interim += 1
+        if self._interim <= MOST_INTERIM_ANSWERS:
+            super().feed_data(data, size)
+        else:
+            self.close()
+            self.set_exception(aiohttp.ClientPayloadError("too many interim answers"))
 
 
 class SystemResolver(AbstractResolver):
@@ -244,6 +275,9 @@ def _open_session(
         limit=0,
         **kept,
     )
+    # There is no other way to bound what precedes an answer.
+    answers = functools.partial(_Answers, loop=asyncio.get_running_loop())
+    connector._factory = answers  # type: ignore[assignment]  # noqa: SLF001 - a subclass
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),

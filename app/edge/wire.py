@@ -54,15 +54,17 @@ def _sane_year(value: datetime) -> datetime:
 def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)
-        _ = parts.port
+        port = parts.port
     except ValueError:
         raise ValueError("is not a URL") from None
     if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an absolute http or https URL")
     if parts.username is not None or parts.password is not None:
         raise ValueError("must not carry a user name or password")
-    if not value.isprintable() or " " in value:
-        raise ValueError("must not have spaces or control characters")
+    if port == 0:
+        raise ValueError("has port 0, to which nothing can be sent")
+    if not value.isprintable() or " " in value or "\\" in value:
+        raise ValueError("must not have spaces, backslashes or control characters")
     return value
 
 

@@ -26,6 +26,7 @@ from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.json_text import Unencodable, plain_json
 from app.plumbing.sealed import CannotOpen, Sealer
 from oncue.protocol import (
+    MAX_NAME_LENGTH,
     MAX_REPORTS_PER_REQUEST,
     MAX_RESULT_BYTES,
     Delivery,
@@ -85,8 +86,6 @@ class Reports:
         load = Load.model_validate(envelope["load"])
         # The callback is left to others if this worker says that it delivers none.
         deliver_by = worker_id if envelope.get("delivers", True) else None
-        # The run's slot is free whether or not its end can be stored now.
-        self._bus.publish(LOAD, [worker_id, load.seq, load.active])
         endings = [
             ending
             for report in envelope.get("outcomes", [])
@@ -99,6 +98,9 @@ class Reports:
             endings, stopped, tries, foreign = await self._fence(
                 by_key, worker_id, endings, stopped, tries
             )
+        # The run's slot is free whether or not its end can be stored now. Only after the fence: a
+        # group tells the load of its own workers alone.
+        self._bus.publish(LOAD, [worker_id, load.seq, load.active])
         stored, released, tried = await asyncio.gather(
             self._settle(endings), self._release(stopped), self._note(worker_id, tries)
         )
@@ -317,7 +319,10 @@ def _envelope(body: bytes) -> dict[str, Any]:
         envelope = json.loads(body)
         Load.model_validate(envelope["load"])
         lists = [envelope.get(name, []) for name in ("outcomes", "stopped", "tries")]
-        if not isinstance(envelope["workerId"], str) or not all(
+        worker_id = envelope["workerId"]
+        # What is not printable has no place in a signal: a lone surrogate cannot be written.
+        named = isinstance(worker_id, str) and worker_id.isprintable()
+        if not (named and 0 < len(worker_id) <= MAX_NAME_LENGTH) or not all(
             isinstance(one, list) and len(one) <= MAX_REPORTS_PER_REQUEST for one in lists
         ):
             raise ValueError("workerId, or a list")

@@ -12,6 +12,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
+from app.access.roles import Role
 from app.edge.bodies import parse_object
 from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
@@ -32,7 +33,16 @@ from app.jobs.schedule_fields import ONLY_SCHEDULES, at_field
 from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
 from app.jobs.views import job_view
 from app.lifecycle.moves.cancel import cancel_job
-from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Stale, TooFew, Unknown, WrongKind
+from app.lifecycle.moves.guard import (
+    Asked,
+    Changed,
+    NotPossible,
+    Stale,
+    TooFew,
+    Unknown,
+    WouldLeak,
+    WrongKind,
+)
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
@@ -46,7 +56,7 @@ from app.plumbing.times import epoch_ms
 
 log = structlog.get_logger(__name__)
 
-Answer = Changed | NotPossible | Unknown | Stale | TooFew | WrongKind
+Answer = Changed | NotPossible | Unknown | Stale | TooFew | WouldLeak | WrongKind
 _ETAG: Final = re.compile(r'"(\d{1,9})"')
 _CONCURRENCY: Final = ("concurrency_key", "concurrency_limit")
 _RATE: Final = ("rate_key", "rate_per_second")
@@ -229,7 +239,8 @@ class Changes:
             )
         revisions = _revisions(if_match)
         request = _request(parse_object(body))
-        values = _new_values(request, self._ground.sealer)
+        trusted = Role.ADMIN in caller.roles
+        values = _new_values(request, self._ground.sealer, trusted=trusted)
         if request.callback_url is not None:
             refusal = await refused_callback(self._fleet, request.callback_url)
             if refusal is not None:
@@ -300,8 +311,10 @@ def _asked(caller: Caller, job_id: int, verb: str) -> Asked:
 
 
 def _problem(
-    verb: str, job_id: int, answer: NotPossible | Unknown | Stale | TooFew | WrongKind
-) -> Problem:
+    verb: str,
+    job_id: int,
+    answer: NotPossible | Unknown | Stale | TooFew | WouldLeak | WrongKind,
+) -> Problem:  # noqa: PLR0911 - one for each answer
     match answer:
         case Unknown():
             return no_such_job(job_id)
@@ -327,10 +340,27 @@ def _problem(
                 f"{answer.attempts} attempts have begun, so at least {answer.attempts}",
                 "/maxRetry",
             )
+        case WouldLeak():
+            return _leak_problem(answer)
         case WrongKind():
             return at_field(answer.fields[0], "is for schedules")
         case _:
             assert_never(answer)
+
+
+def _leak_problem(leak: WouldLeak) -> Problem:
+    if leak.what == "callbackHeaders":
+        return invalid(
+            "these hold a secret that was given for another receiver: send callbackHeaders anew "
+            "with the new callbackUrl, or null",
+            "/callbackHeaders",
+        )
+    return Problem(
+        "forbidden",
+        "The result is secret, and the callback tells it: to let another receiver have it needs "
+        "the role admin.",
+        needs=str(Role.ADMIN),
+    )
 
 
 def _why_not_triggered(answer: NotPossible) -> str:
@@ -372,7 +402,7 @@ def _request(sent: dict[str, Any]) -> ChangeJob:
         raise validation_problem(list(error.errors(include_url=False))) from None
 
 
-def _new_values(request: ChangeJob, sealer: Sealer) -> NewValues:
+def _new_values(request: ChangeJob, sealer: Sealer, *, trusted: bool) -> NewValues:
     fields = request.model_fields_set
     columns: dict[str, Any] = {name: getattr(request, name) for name in _COLUMNS if name in fields}
     if "retry_interval_seconds" in fields:
@@ -395,5 +425,6 @@ def _new_values(request: ChangeJob, sealer: Sealer) -> NewValues:
         new_params="params" in fields,
         params=params_text(request.params),
         sealer=sealer,
+        trusted=trusted,
         of_schedules=tuple(ONLY_SCHEDULES[name] for name in ONLY_SCHEDULES if name in fields),
     )

@@ -91,9 +91,10 @@ def job_target(job_id: int) -> str:
 _TIMES: Final = frozenset({"next_trigger_time", "expires_at", "start_at", "end_at"})
 JOB_COLUMNS: Final = (
     *("priority", "max_retry", "retry_backoff", "retry_interval_ms", "timeout_ms"),
-    *("callback_url", "expires_at", "next_trigger_time", "cron_expr", "cron_dialect", "timezone"),
-    *("interval_ms", "interval_mode", "start_at", "end_at", "max_fires", "jitter_ms", "dst_gap"),
-    *("dst_fold", "misfire_policy", "misfire_cap", "misfire_spacing_ms", "catch_up_ms"),
+    *("callback_url", "callback_events", "expires_at", "next_trigger_time"),
+    *("cron_expr", "cron_dialect", "timezone", "dst_gap", "dst_fold"),
+    *("interval_ms", "interval_mode", "start_at", "end_at", "max_fires", "jitter_ms"),
+    *("misfire_policy", "misfire_cap", "misfire_spacing_ms", "catch_up_ms"),
     *("overlap_policy", "concurrency_key", "concurrency_limit", "rate_key", "rate_per_second"),
 )
 """The columns of a job whose change is told, beside its status."""
@@ -113,6 +114,8 @@ def job_change(
             old[name], new[name] = _shown(column, job[column]), _shown(column, changes[column])
     if "params_in_payload" in changes:
         new["params"] = CHANGED
+    if changes.get("callback_headers", job["callback_headers"]) != job["callback_headers"]:
+        new["callbackHeaders"] = CHANGED  # their values may be secrets of the receiver
     return old, new
 
 
@@ -127,6 +130,8 @@ def _shown(column: str, value: Any) -> Any:
         return None
     if column in _TIMES:
         return rfc3339(value)
+    if column == "callback_events":
+        return value.split(",")
     return without_secrets(value) if column == "callback_url" else value
 
 

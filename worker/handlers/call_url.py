@@ -108,7 +108,8 @@ class UrlCaller:
         if call.expects(reply.status):
             return _describe(reply)
         after_ms = read_retry_after(reply.status, reply.headers, time.time())
-        if after_ms is not None:
+        # "At once" says nothing: the job's own interval is what keeps its attempts apart.
+        if after_ms:
             raise Retry(f"the URL answered {reply.status}", after=after_ms / 1000)
         raise UnexpectedStatus(f"the URL answered {reply.status}")
 

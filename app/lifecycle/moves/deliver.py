@@ -369,6 +369,12 @@ _FAILED: Final = text(
 ).bindparams(bindparam("jobs", expanding=True), bindparam("deliveries", expanding=True))
 
 
+_RECORDED_TRIES: Final = text(
+    "SELECT delivery_key, try_number FROM callback_try WHERE job_id IN :jobs "
+    "AND delivery_key IN :deliveries"
+).bindparams(bindparam("jobs", expanding=True), bindparam("deliveries", expanding=True))
+
+
 async def note_tries(
     connection: AsyncConnection,
     database: Database,
@@ -379,7 +385,8 @@ async def note_tries(
 ) -> int | None:
     """Write what came of tries, and return the earliest next try, epoch ms.
 
-    A success ends the delivery whichever try it was; a failure counts only for the newest try,
+    A success ends the delivery whichever try it was, but once only: told again it does not undo a
+    redelivery. A failure counts only for the newest try,
     while it is its worker's: another may be under way, or a redelivery may have been asked for.
     What was not tried is due again, uncounted, unless it has been owed for longer than all pauses
     of the schedule: then it is given up.
@@ -391,14 +398,18 @@ async def note_tries(
     if not rows:
         return None
     now = await read_now(connection, database)
+    repeated = await _recorded(connection, _superseded(results, rows, worker_id))
     await _record(connection, database, results, rows, worker_id, now)
     newest: dict[str, DeliveryResult] = {}
     for result in sorted(results, key=lambda one: (one.delivered, one.try_number)):
-        newest[result.delivery_id] = result
+        if (result.delivery_id, result.try_number) not in repeated:
+            newest[result.delivery_id] = result
     counted = [
         (row, newest[delivery_id])
         for delivery_id, row in rows.items()
-        if row["status"] == _PENDING and _counts(row, newest[delivery_id], worker_id)
+        if delivery_id in newest
+        and row["status"] == _PENDING
+        and _counts(row, newest[delivery_id], worker_id)
     ]
     failed = await _count_failed(
         connection,
@@ -419,9 +430,49 @@ async def note_tries(
     return min((change.next_try_at for change in changes if change.is_open), default=None)
 
 
+def _superseded(
+    results: Sequence[DeliveryResult], rows: Mapping[str, RowMapping], worker_id: str
+) -> list[tuple[RowMapping, int]]:
+    """Return the deliveries that are owed still and had a success, by a try that is not the newest.
+
+    Of these a repeat must be told from news: the first ends the delivery, the second would undo a
+    redelivery that was asked for since.
+    """
+    return [
+        (row, one.try_number)
+        for one in results
+        if one.delivered
+        and (row := rows.get(one.delivery_id)) is not None
+        and row["status"] == _PENDING
+        and not _is_current(row, one, worker_id)
+    ]
+
+
+async def _recorded(
+    connection: AsyncConnection, tries: Sequence[tuple[RowMapping, int]]
+) -> set[tuple[str, int]]:
+    """Return those of the tries, as (delivery id, number), that are on record."""
+    if not tries:
+        return set()
+    wanted = {(row["id"], number): (row["delivery_id"], number) for row, number in tries}
+    found = await connection.execute(
+        _RECORDED_TRIES,
+        {
+            "jobs": sorted({row["job_id"] for row, _ in tries}),
+            "deliveries": sorted({key for key, _ in wanted}),
+        },
+    )
+    known = {(row.delivery_key, row.try_number) for row in found}
+    return {one for key, one in wanted.items() if key in known}
+
+
 def _counts(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
-    is_current = row["tries"] == result.try_number and row["owner_worker_id"] == worker_id
-    return result.delivered or is_current
+    return result.delivered or _is_current(row, result, worker_id)
+
+
+def _is_current(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
+    is_newest: bool = row["tries"] == result.try_number
+    return is_newest and row["owner_worker_id"] == worker_id
 
 
 async def _count_failed(connection: AsyncConnection, rows: Sequence[RowMapping]) -> dict[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -72,6 +72,13 @@ class Stale:
 
 
 @dataclass(frozen=True, slots=True)
+class WouldLeak:
+    """Refused: the callback would bear what is secret to another receiver than it was given for."""
+
+    what: Literal["callbackHeaders", "result"]
+
+
+@dataclass(frozen=True, slots=True)
 class TooFew:
     """So many attempts have begun: a `maxRetry` below that would be broken already."""
 
@@ -97,7 +104,11 @@ async def tasks_alone(_connection: AsyncConnection, job: RowMapping) -> Changed:
 _TOLD: Final = ", ".join(
     one
     for one in JOB_COLUMNS
-    if one not in ("priority", "callback_url", "expires_at", "next_trigger_time", "concurrency_key")
+    if one
+    not in (
+        *("priority", "callback_url", "callback_events", "expires_at", "next_trigger_time"),
+        "concurrency_key",
+    )
 )
 _LOCK: Final = {
     sqlite: text(

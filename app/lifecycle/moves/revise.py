@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,6 +21,7 @@ from app.lifecycle.moves.guard import (
     Stale,
     TooFew,
     Unknown,
+    WouldLeak,
     WrongKind,
     lock_job,
     move_job,
@@ -32,7 +35,7 @@ from app.lifecycle.moves.submit import (
     insert_expiries,
     insert_payloads,
 )
-from app.lifecycle.secret_marks import SECRET_PARAMS
+from app.lifecycle.secret_marks import SECRET_PARAMS, SECRET_RESULT
 from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
 from app.plumbing.database import Database
@@ -49,7 +52,8 @@ class NewValues:
 
     `of_schedules` names the fields that only a schedule has.
 
-    `due_ms` is absolute, `delay_ms` counts from the commit.
+    `due_ms` is absolute, `delay_ms` counts from the commit. `trusted` is a caller who may send a
+    secret result to another receiver.
     """
 
     columns: Mapping[str, Any]
@@ -58,6 +62,7 @@ class NewValues:
     new_params: bool = False
     params: str | None = field(default=None, repr=False)
     sealer: Sealer = _NO_KEYS
+    trusted: bool = False
     of_schedules: tuple[str, ...] = ()
 
 
@@ -72,7 +77,7 @@ async def revise_job(
     *,
     revisions: frozenset[int] | None,
     revise_schedule: OfSchedule = tasks_alone,
-) -> Changed | NotPossible | Unknown | Stale | TooFew | WrongKind:
+) -> Changed | NotPossible | Unknown | Stale | TooFew | WouldLeak | WrongKind:
     """Change a job if it still has one of the revisions (None: whatever it has).
 
     Raises:
@@ -81,8 +86,8 @@ async def revise_job(
     job = await lock_job(connection, database, asked, "change")
     if not isinstance(job, RowMapping):
         return job
-    if revisions is not None and job["revision"] not in revisions:
-        return Stale(job["revision"])
+    if (refused := _refused(job, values, revisions)) is not None:
+        return refused
     if job["kind"] == JobKind.SCHEDULE:
         return await revise_schedule(connection, job)
     if values.of_schedules:
@@ -110,6 +115,39 @@ async def revise_job(
         due if target is JobStatus.WAITING else None,
         followed=await _leave_key(connection, job, values),
     )
+
+
+def _refused(
+    job: RowMapping, values: NewValues, revisions: frozenset[int] | None
+) -> Stale | WouldLeak | None:
+    if revisions is not None and job["revision"] not in revisions:
+        return Stale(job["revision"])
+    return _leak(job, values)
+
+
+def _leak(job: RowMapping, values: NewValues) -> WouldLeak | None:
+    """Tell what a receiver would learn that it was not given for; a verb is no way to read it."""
+    url = values.columns.get("callback_url")
+    if url is None or _receiver(url) == _receiver(job["callback_url"]):
+        return None
+    if "callback_headers" not in values.columns and _hold_a_secret(job["callback_headers"]):
+        return WouldLeak("callbackHeaders")
+    if job["secret"] & SECRET_RESULT and not values.trusted:
+        return WouldLeak("result")
+    return None
+
+
+def _hold_a_secret(headers: str | None) -> bool:
+    return headers is not None and any(
+        not isinstance(value, str) for value in json.loads(headers).values()
+    )
+
+
+def _receiver(url: str | None) -> tuple[str, str | None, int | None] | None:
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    return parts.scheme.lower(), parts.hostname, parts.port
 
 
 async def _leave_key(connection: AsyncConnection, job: RowMapping, values: NewValues) -> Followed:

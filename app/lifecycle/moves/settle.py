@@ -16,6 +16,7 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
+from app.lifecycle.callback_body import EVENT_TYPES
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
 from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
 from app.lifecycle.moves.free_keys import free_keys
@@ -139,7 +140,8 @@ _MARK_STALE: Final = {
 _OPEN_DELIVERIES: Final = text(
     "SELECT delivery_id, job_id, execution_id, tries, url, body, owner_worker_id, tenant_id, "
     "headers "
-    f"FROM callback_delivery WHERE job_id IN :jobs AND +status = {int(DeliveryStatus.PENDING)}"
+    f"FROM callback_delivery WHERE job_id IN :jobs AND +status = {int(DeliveryStatus.PENDING)} "
+    f"AND event_type <> '{EVENT_TYPES[JobStatus.RUNNING]}'"
 ).bindparams(bindparam("jobs", expanding=True))
 
 

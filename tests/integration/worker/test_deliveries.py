@@ -23,6 +23,7 @@ from tests.integration.worker.rig import FakeDispatcher
 from tests.support.ports import free_port
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
+from worker.deliver import _PLACES, _Lane
 from worker.settings import SettingsError, read_settings
 
 
@@ -258,7 +259,7 @@ async def test_hosts_that_answer_late_leave_places_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("worker.deliver.MOST_IN_FLIGHT", 8)
-    monkeypatch.setattr("worker.deliver.MOST_IN_FLIGHT_TO_SLOW_HOSTS", 4)
+    monkeypatch.setitem(_PLACES, _Lane.SLOW, 4)
     monkeypatch.setattr("worker.deliver.LATE_MS", 0)
     hook.gate = asyncio.Event()
     async with open_worker() as parts:
@@ -269,12 +270,80 @@ async def test_hosts_that_answer_late_leave_places_for_others(
         hook.gate.clear()
         # It was late by now, and takes a part of the places alone.
         parts.deliverer.take([make_delivery(hook.url) for _ in range(20)])
-        await until_async(lambda: parts.deliverer._in_flight == 4, what="its places to be taken")
+        await until_async(lambda: parts.deliverer._flying.total() == 4, what="its places taken")
         monkeypatch.setattr("worker.deliver.LATE_MS", 10_000)
         refusing = make_delivery(f"http://127.0.0.1:{free_port()}/")
         parts.deliverer.take([refusing])
         assert not (await tried(dispatcher, refusing)).delivered
         hook.gate.set()
+
+
+async def test_hosts_that_were_never_called_delay_none_that_answers(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    hook: Hook,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.deliver.MOST_IN_FLIGHT", 8)
+    monkeypatch.setitem(_PLACES, _Lane.NEW, 4)
+    monkeypatch.setattr("worker.deliver.MOST_WAITING_FOR_OTHERS", 10)
+    everywhere = socket.create_server(("0.0.0.0", 0), backlog=1000)
+    port = everywhere.getsockname()[1]
+    async with open_worker() as parts:
+        first = make_delivery(hook.url)
+        parts.deliverer.take([first])
+        assert (await tried(dispatcher, first)).delivered
+        many = [make_delivery(f"http://127.0.1.{one}:{port}/") for one in range(1, 31)]
+        # Four are under way, ten wait; the rest leaves no trace.
+        assert len(parts.deliverer.take(many[:14]).accepted) == 10
+        await until_async(lambda: parts.deliverer._flying.total() == 4, what="their places")
+        assert len(parts.deliverer.take(many[14:]).accepted) == 4
+        assert len(parts.deliverer._hosts) == 14
+        again = [make_delivery(hook.url) for _ in range(20)]
+        assert len(parts.deliverer.take(again).accepted) == 20
+        for one in again:
+            assert (await tried(dispatcher, one)).delivered
+    everywhere.close()
+
+
+async def test_a_host_that_answers_leaves_the_line_of_the_unknown(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    hook: Hook,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(_PLACES, _Lane.NEW, 1)
+    hook.gate = asyncio.Event()
+    dead = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    silent = make_delivery(f"http://127.0.0.1:{dead.getsockname()[1]}/")
+    async with open_worker() as parts:
+        own = [make_delivery(hook.url) for _ in range(5)]
+        parts.deliverer.take([own[0]])
+        await until_async(lambda: hook.received, what="the first callback")
+        # Both wait for the one place, the silent host before the others of the first.
+        parts.deliverer.take([silent, *own[1:]])
+        hook.gate.set()
+        for one in own:
+            assert (await tried(dispatcher, one)).delivered
+        assert parts.deliverer._waiting_for_others == 0
+    dead.close()
+
+
+async def test_what_is_held_is_bounded_in_bytes(
+    open_worker: OpenWorker,
+    dispatcher: FakeDispatcher,
+    hook: Hook,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.deliver.MOST_HELD_BYTES", 100)
+    hook.gate = asyncio.Event()
+    async with open_worker() as parts:
+        many = [make_delivery(hook.url) for _ in range(5)]
+        assert len(parts.deliverer.take(many).accepted) == 2
+        hook.gate.set()
+        assert (await tried(dispatcher, many[1])).delivered
+        await until_async(lambda: not parts.deliverer.backlog)
+        assert parts.deliverer._held_bytes == 0
 
 
 async def test_what_is_not_taken_leaves_nothing_behind(
