@@ -77,6 +77,10 @@ class Settings(BaseSettings):
         SecretStr(""),
         description="seal secrets at rest; a comma list of Fernet keys: the first seals, all open",
     )
+    group_workers_deliver: bool = Field(
+        True,
+        description="workers with a group's key may deliver callbacks, of all tenants",
+    )
     balance: BalancePolicy = Field(
         "least_load",
         description="how a worker is chosen: least_load, round_robin, random, rendezvous",

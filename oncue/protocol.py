@@ -10,8 +10,9 @@ import hashlib
 import hmac
 from enum import StrEnum
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 from oncue.output import MAX_PROGRESS_TEXT_LENGTH
@@ -428,6 +429,16 @@ class Heartbeat(Message):
         default_factory=list,
         description="Those that the answer to the beat before asked for as `wantedSchemas`.",
     )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        """Refuse what would lead a dispatcher's call elsewhere than to a path below the address."""
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if not usable or not url.isprintable() or set(url) & set(" ?#@\\"):
+            raise ValueError("is http or https, a host, a port and at most a path")
+        return url
 
 
 class HeartbeatResponse(Message):

@@ -333,6 +333,8 @@ def _check_http_url(url: str) -> str:
         raise ValueError("an address begins with http:// or https:// and names a host")
     if parts.username or parts.password:
         raise ValueError("an address holds no user or password")
+    if parts.query or parts.fragment:
+        raise ValueError("an address ends with its path: it has no query and no fragment")
     return url.rstrip("/")
 
 

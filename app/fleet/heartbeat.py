@@ -33,6 +33,7 @@ class Heartbeats:
     def __init__(self, ground: Ground) -> None:
         self._database = ground.database
         self._bus = ground.bus
+        self._groups_deliver = ground.settings.group_workers_deliver
         self._known: dict[str, tuple[object, ...]] = {}
         self._seen_schemas: dict[str, float] = {}
 
@@ -45,6 +46,8 @@ class Heartbeats:
             Problem: `not_your_run`, the worker is of another group than the key.
             DatabaseUnavailable: the beat is not known to be written.
         """
+        if by_key is not None and not self._groups_deliver:
+            beat = beat.model_copy(update={"delivers": False})
         sent = _checked_schemas(beat)
         offered = {one.params_digest for one in beat.handlers if one.params_digest is not None}
         unseen = {one for one in offered if not self._has_seen(one)}

@@ -73,6 +73,7 @@ class Reports:
         self._metrics = ground.metrics
         self._schedule = ground.settings.callback_schedule_seconds
         self._sealer = ground.sealer
+        self._groups_deliver = ground.settings.group_workers_deliver
 
     async def take(self, body: bytes, by_key: GroupKey | None = None) -> ReportsResponse:
         """Store a batch of reports and acknowledge each that is stored.
@@ -85,7 +86,8 @@ class Reports:
         worker_id = str(envelope["workerId"])
         load = Load.model_validate(envelope["load"])
         # The callback is left to others if this worker says that it delivers none.
-        deliver_by = worker_id if envelope.get("delivers", True) else None
+        may_deliver = by_key is None or self._groups_deliver
+        deliver_by = worker_id if may_deliver and envelope.get("delivers", True) else None
         endings = [
             ending
             for report in envelope.get("outcomes", [])

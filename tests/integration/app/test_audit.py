@@ -63,6 +63,8 @@ async def test_each_verb_of_a_job_is_one_entry(api: Door) -> None:
         "priority": 9,
         "params": {"card": "4111-1111"},
         "callbackUrl": "https://hooks.test/a?token=hidden",
+        "callbackEvents": ["failed", "started"],
+        "callbackHeaders": {"X-Team": "4111-2222"},
     }
     steps: list[tuple[str, str, Any, dict[str, str]]] = [
         ("POST", "/pause", None, {}),
@@ -82,10 +84,12 @@ async def test_each_verb_of_a_job_is_one_entry(api: Door) -> None:
     ]
     pause, _, revise, trigger, cancel, retry = told
     assert (pause["before"], pause["after"]) == ({"status": "WAITING"}, {"status": "PAUSED"})
-    assert revise["before"] == {"priority": 5, "callbackUrl": None}
+    assert revise["before"] == {"priority": 5, "callbackUrl": None, "callbackEvents": None}
     assert revise["after"] == {
         "priority": 9,
         "callbackUrl": "https://hooks.test/a?...",
+        "callbackEvents": ["failed", "started"],
+        "callbackHeaders": "(changed)",
         "params": "(changed)",
     }
     assert trigger["before"].keys() == trigger["after"].keys() == {"nextTriggerTime"}

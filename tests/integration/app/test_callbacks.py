@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.lifecycle.moves.deliver import give_back, note_tries, take_due
+from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus
 from oncue.protocol import DeliveryResult
 from tests.integration.app.rig import (
@@ -142,6 +143,51 @@ async def test_a_redelivery_outlives_the_failure_of_the_try_that_was_under_way(
     assert await value_of(database, "SELECT next_try_at FROM callback_delivery") == due
     await note(failed.model_copy(update={"delivered": True}))
     assert (await page_of(api, run.job_id))["items"][0]["status"] == "DELIVERED"
+
+
+async def test_a_success_that_is_told_again_does_not_undo_a_redelivery(api: Door) -> None:
+    database = api.database
+    run = await running_job(database, callback_url=URL)
+    (settlement,) = await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+    assert settlement.delivery is not None
+    delivery_id = settlement.delivery.delivery_id
+    done = DeliveryResult(delivery_id=delivery_id, try_number=1, delivered=True, status_code=200)
+
+    async def note(*results: DeliveryResult) -> str:
+        await database.write(
+            lambda connection: note_tries(
+                connection, database, results, worker_id="w#boot", schedule_seconds=(5.0,)
+            )
+        )
+        found: str = (await page_of(api, run.job_id))["items"][0]["status"]
+        return found
+
+    assert await note(done) == "DELIVERED"
+    await api.client.post(f"/openapi/callbacks/{delivery_id}/redeliver")
+    # Its answer was lost: the worker tells of its try once more.
+    assert await note(done) == "PENDING"
+    hosts = {"127.0.0.1:9": ["v#boot"]}
+    (again,) = await database.write(
+        lambda connection: take_due(connection, database, hosts, limit=5)
+    )
+    assert again.delivery.try_number == 2
+    # News of a try whose lease ran out is news all the same.
+    assert await note(done, done.model_copy(update={"try_number": 2})) == "DELIVERED"
+
+
+async def test_a_repeated_end_is_given_its_own_callback_not_that_of_the_start(api: Door) -> None:
+    database = api.database
+    run = await running_job(database, callback_url=URL, callback_events="started,succeeded")
+    await database.write(
+        lambda connection: tell_starts(connection, database, {run.job_id: run.execution_id})
+    )
+    await change(database, "UPDATE callback_delivery SET owner_worker_id = 'w#boot'")
+    end = ending(run, ExecutionStatus.SUCCEEDED)
+    (first,) = await settled(database, end)
+    (again,) = await settled(database, end)
+    assert first.delivery is not None
+    assert again.delivery is not None
+    assert again.delivery.delivery_id == first.delivery.delivery_id
 
 
 async def test_tries_of_which_nobody_told_an_end_use_up_nothing_of_the_schedule(api: Door) -> None:

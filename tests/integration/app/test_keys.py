@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from pydantic import ValidationError
 
 from app.access import key_cache
 from app.access.tokens import digest_of, read_token
@@ -318,7 +320,9 @@ async def beat(api: Door, key: str, name: str = "w", **fields: Any) -> httpx.Res
 
 async def report(api: Door, key: str, worker_id: str, **fields: Any) -> httpx.Response:
     content = {"workerId": worker_id, "load": {"seq": 1, "active": 0}, "outcomes": [], **fields}
-    return await api.client.post("/internal/reports", json=content, headers=bearer(key))
+    # Escaped: a lone surrogate has no other form.
+    text = json.dumps(content)
+    return await api.client.post("/internal/reports", content=text, headers=bearer(key))
 
 
 async def ship(api: Door, key: str, worker_id: str, execution_id: str) -> httpx.Response:
@@ -374,6 +378,72 @@ async def test_a_group_key_reports_what_was_sent_to_its_group_alone(api: Door) -
     own = await report(api, one, "w#boot", outcomes=[outcome_of(run, result="own")])
     assert own.json()["acknowledged"] == [run.execution_id]
     assert await value_of(api.database, "SELECT status FROM job_info") == 2
+
+
+async def test_a_group_key_tells_the_load_of_its_own_workers_alone(api: Door) -> None:
+    one = (await new_key(api, "one", workerGroup="one"))["key"]
+    two = (await new_key(api, "two", workerGroup="two"))["key"]
+    assert (await beat(api, one, "w")).status_code == 200
+    assert (await beat(api, two, "own")).status_code == 200
+    told: list[Any] = []
+    api.parts.ground.bus.subscribe("load", told.append)
+    full = {"seq": 2**63 - 1, "active": 2**31 - 1}
+    assert (await report(api, two, "w#boot", load=full)).status_code == 403
+    assert told == []
+    assert (await report(api, two, "own#boot", load=full)).status_code == 200
+    assert told == [["own#boot", full["seq"], full["active"]]]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"workerId": "w\ud800"},
+        {"workerId": ""},
+        {"workerId": "w" * 129},
+        {"load": {"seq": 1, "active": -1}},
+    ],
+)
+async def test_a_report_that_no_signal_could_carry_is_refused(
+    api: Door, sent: dict[str, Any]
+) -> None:
+    refused = await report(api, TOKEN, "w#boot", **sent)
+    assert (refused.status_code, refused.json()["code"]) == (422, "validation_failed")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://inner/admin?x=", "http://inner/#", "http://user@inner/", "ftp://inner/"),
+        *("http://inner:0", "http:///run", "http://inner/a b", "http://inner\\@other/"),
+    ],
+)
+async def test_a_worker_says_no_more_than_where_its_calls_go(api: Door, url: str) -> None:
+    with pytest.raises(ValidationError):
+        beat_of("w", url=url)
+    sent = beat_of("w").model_dump(mode="json", by_alias=True) | {"url": url}
+    answer = await api.client.post(
+        "/internal/heartbeat", content=json.dumps(sent), headers=bearer(TOKEN)
+    )
+    assert answer.status_code == 422
+    assert await rows_of(api.database, "SELECT * FROM worker_node") == []
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_workers_of_groups_deliver_only_where_they_may(
+    migrated_engine: Engine, trusted: bool
+) -> None:
+    flags = {"group_workers_deliver": trusted, "api_keys": f"root:{ROOT_KEY}"}
+    async with door(migrated_engine, **flags) as api:
+        key = (await new_key(api, "one", workerGroup="one"))["key"]
+        assert (await beat(api, key, "w", delivers=True)).status_code == 200
+        rows = await rows_of(api.database, "SELECT delivers FROM worker_node")
+        assert [bool(row["delivers"]) for row in rows] == [trusted]
+        ids = await insert(api.database, callback_url="http://127.0.0.1:9/hook")
+        (run,) = await claimed(api.database, ids, term=await new_term(api.database))
+        answer = await report(api, key, "w#boot", outcomes=[outcome_of(run, 1)], delivers=True)
+        assert len(answer.json()["deliveries"]) == trusted
+        owed = await rows_of(api.database, "SELECT owner_worker_id FROM callback_delivery")
+        assert [row["owner_worker_id"] for row in owed] == ["w#boot" if trusted else None]
 
 
 async def test_calls_to_a_group_worker_do_not_carry_the_internal_token(api: Door) -> None:

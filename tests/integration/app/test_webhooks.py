@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import sqlite3
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
+import httpx
 import pytest
 from cryptography.fernet import Fernet
 from sqlalchemy import event, text
@@ -25,12 +27,14 @@ from app.lifecycle.moves.deliver import (
 from app.lifecycle.moves.ending import OwedDelivery
 from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.webhook_secrets import NewSecret, rotate_secret, set_secret
 from app.plumbing.database import Database
 from app.plumbing.sealed import BadSecretKeys, CannotOpen, NoSecretKeys, Sealer
 from oncue.protocol import Delivery, DeliveryResult
 from tests.integration.app.rig import (
     WORKER,
     Door,
+    body_of,
     change,
     claimed,
     door,
@@ -193,6 +197,49 @@ async def test_events_and_headers_of_a_waiting_job_can_be_changed(api: Door) -> 
         {f"X-{number}": "a" for number in range(17)},
     ],
 )
+@pytest.mark.parametrize("schedule", [False, True])
+async def test_secret_headers_do_not_follow_a_callback_to_another_receiver(
+    api: Door, schedule: bool
+) -> None:
+    when = {"intervalMs": 3_600_000} if schedule else {"delayMs": 1_000_000}
+    headers = {"X-Team": "billing", "Authorization": {"secret": HIDDEN}}
+    job_id = await api.submitted(callbackUrl=URL, callbackHeaders=headers, **when)
+    path = f"/openapi/jobs/{job_id}"
+
+    async def patched(**fields: Any) -> httpx.Response:
+        return await api.client.patch(path, json=fields, headers={"If-Match": "*"})
+
+    assert (await patched(callbackUrl="http://127.0.0.1:9/other")).status_code == 200
+    for url in ("http://127.0.0.1:8/hook", "https://127.0.0.1:9/hook", "http://example.com/"):
+        refused = await patched(callbackUrl=url)
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["errors"][0]["pointer"] == "/callbackHeaders"
+    moved = await patched(callbackUrl="http://example.com/", callbackHeaders={"X-Team": "other"})
+    assert moved.json()["callbackUrl"] == "http://example.com/"
+    # Nothing of it is secret now.
+    assert (await patched(callbackUrl=URL)).status_code == 200
+
+
+async def test_a_secret_result_goes_to_another_receiver_by_an_admins_word_alone(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine, secret_keys=KEY, api_keys="root:root-key") as api:
+        root = {"Authorization": "Bearer root-key"}
+        made = await api.client.post(
+            "/openapi/keys", json={"name": "ops", "roles": ["operate", "submit"]}, headers=root
+        )
+        own = {"Authorization": f"Bearer {made.json()['key']}", "If-Match": "*"}
+        body = body_of(callbackUrl=URL, secretResult=True, delayMs=1_000_000)
+        job = (await api.client.post("/openapi/jobs", json=body, headers=own)).json()
+        path, elsewhere = f"/openapi/jobs/{job['jobId']}", {"callbackUrl": "http://example.com/"}
+        refused = await api.client.patch(path, json=elsewhere, headers=own)
+        assert (refused.status_code, refused.json()["needs"]) == (403, "admin")
+        same = await api.client.patch(path, json={"callbackUrl": f"{URL}/2"}, headers=own)
+        assert same.status_code == 200, same.text
+        done = await api.client.patch(path, json=elsewhere, headers=root | {"If-Match": "*"})
+        assert done.json()["callbackUrl"] == "http://example.com/"
+
+
 async def test_headers_that_are_not_a_callers_to_set_are_refused(
     bare_api: Door, headers: dict[str, Any]
 ) -> None:
@@ -267,6 +314,39 @@ async def test_a_secret_is_shown_once_and_rotated_with_an_overlap(api: Door) -> 
     stored = json.dumps(await rows_of(api.database, "SELECT * FROM webhook_secret"))
     assert secret not in stored
     assert new["secret"] not in stored
+
+
+async def test_a_rotation_is_safe_to_repeat(api: Door) -> None:
+    """Its commit may have no answer; what is tried again then must not push the old secret out."""
+    database = api.database
+    old, new = NewSecret("sealed-old", "old"), NewSecret("sealed-new", "new")
+    await database.write(lambda connection: set_secret(connection, database, 0, old))
+    for _ in range(2):
+        rows = await database.write(
+            lambda connection: rotate_secret(connection, database, 0, new, overlap_ms=60_000)
+        )
+        assert [row["shown"] for row in rows] == ["new", "old"]
+        assert rows[0]["expires_at"] is None
+        assert rows[1]["expires_at"] is not None
+
+
+async def test_of_two_rotations_at_once_one_secret_has_no_end(api: Door) -> None:
+    database = api.database
+    await database.write(
+        lambda connection: set_secret(connection, database, 0, NewSecret("sealed", "first"))
+    )
+    await asyncio.gather(
+        *(
+            database.write(
+                lambda connection, name=name: rotate_secret(
+                    connection, database, 0, NewSecret(name, name), overlap_ms=60_000
+                )
+            )
+            for name in ("a", "b", "c")
+        )
+    )
+    endless = "SELECT COUNT(*) FROM webhook_secret WHERE expires_at IS NULL"
+    assert await value_of(database, endless) == 1
 
 
 async def test_the_operators_secret_signs_beside_a_tenants_first_one(api: Door) -> None:

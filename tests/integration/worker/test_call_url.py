@@ -21,13 +21,14 @@ from tests.unit.worker.runs import make_request, make_run
 async def site() -> AsyncIterator[str]:
     async def answer(request: web.Request) -> web.Response:
         kind = request.match_info["kind"]
-        headers = {"Retry-After": "7"} if kind == "busy" else {}
+        headers = {"busy": {"Retry-After": "7"}, "hasty": {"Retry-After": "0"}}.get(kind, {})
         return {
             "json": web.json_response({"got": await request.text(), "method": request.method}),
             "surrogate": web.Response(body=b'"\\ud800"', content_type="application/json"),
             "big": web.Response(body=b'{"a":"' + b"\x01" * 200_000),
             "teapot": web.Response(status=418, text="short and stout"),
             "busy": web.Response(status=503, headers=headers),
+            "hasty": web.Response(status=503, headers=headers),
             "away": web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}),
             "full": web.Response(body=b"a" * 60_000, headers={"ETag": '"' + "x" * 6000 + '"'}),
             "key": web.Response(text=request.headers.get("idempotency-key", "")),
@@ -112,6 +113,13 @@ async def test_a_redirect_is_not_followed(call: Any) -> None:
 async def test_retry_after_is_honoured(call: Any) -> None:
     outcome = await call("/busy")
     assert (outcome.error.code, outcome.retry_after_ms) == ("retry_requested", 7000)
+
+
+async def test_a_retry_after_of_nothing_leaves_the_jobs_own_interval(call: Any) -> None:
+    outcome = await call("/hasty")
+    assert outcome.status is OutcomeStatus.FAILED
+    assert outcome.retryable
+    assert outcome.retry_after_ms is None
 
 
 async def test_an_inner_address_is_refused_for_good(call: Any) -> None:

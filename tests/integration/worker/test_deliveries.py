@@ -395,6 +395,13 @@ async def test_a_rotated_secret_signs_beside_the_one_before(
         verify_webhook(public_key_of(private), headers, body + b" ")
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 13, "-1", "1e9", "\u0661", "", " 1", "1.5"])
+def test_a_timestamp_that_is_no_unix_time_is_a_verification_error(text: str) -> None:
+    headers = {"webhook-id": "a", "webhook-timestamp": text, "webhook-signature": "v1,AA=="}
+    with pytest.raises(WebhookVerificationError, match="malformed"):
+        verify_webhook(SECRET, headers, b"{}")
+
+
 async def test_a_worker_that_is_told_two_secrets_signs_with_both(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
 ) -> None:

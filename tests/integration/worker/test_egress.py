@@ -189,3 +189,42 @@ async def test_a_dead_end_is_a_failure_and_not_a_refusal() -> None:
 
 def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     return ipaddress.ip_network(text)
+
+
+async def test_interim_answers_without_end_break_the_exchange() -> None:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with Egress([network("127.0.0.0/8")]) as egress:
+        with pytest.raises(EgressFailed, match="broke off"):
+            await call(egress, f"http://127.0.0.1:{port}/")
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_few_interim_answers_are_read_over_whatever_came_before() -> None:
+    """A connection that is kept counts them anew for each answer."""
+    early = b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10
+    final = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(early + final)
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with Egress([network("127.0.0.0/8")]) as egress:
+        for _ in range(3):
+            assert await call(egress, f"http://127.0.0.1:{port}/") == 200
+    server.close()
+    await server.wait_closed()
