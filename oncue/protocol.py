@@ -81,6 +81,9 @@ def run_mark(boot_id: str, execution_id: str) -> str:
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """Integers as they are stored: a larger one is refused where it arrives."""
+Count = Annotated[Int32, Field(ge=0)]
+Ordinal = Annotated[Int32, Field(ge=1)]
+"""A bound of the field itself, as `Int32 = Field(ge=0)`, would be overruled by that of its type."""
 
 
 class Message(BaseModel):
@@ -99,9 +102,9 @@ class Message(BaseModel):
 class Load(Message):
     """A worker's own count of what it holds; a higher `seq` of the same boot is newer."""
 
-    seq: Int64 = Field(ge=0)
-    active: Int32 = Field(ge=0, description="Runs that hold a slot, stopping ones included.")
-    queued: Int32 = Field(default=0, ge=0)
+    seq: Annotated[Int64, Field(ge=0)]
+    active: Count = Field(description="Runs that hold a slot, stopping ones included.")
+    queued: Count = 0
 
 
 class Run(Message):
@@ -110,13 +113,13 @@ class Run(Message):
     job_id: Int64
     execution_id: str
     trigger_ts: Int64
-    attempt: Int32 = Field(ge=1)
-    max_attempts: Int32 = Field(ge=1)
+    attempt: Ordinal
+    max_attempts: Ordinal
     job_name: str
     job_handler: str
     client_request_id: str | None = None
     params: Any = Field(None, repr=False)
-    timeout_ms: Int64 = Field(gt=0)
+    timeout_ms: Annotated[Int64, Field(gt=0)]
     shard_index: Int32 = 0
     shard_total: Int32 = 1
     start_in_ms: float | None = Field(
@@ -142,7 +145,7 @@ class Run(Message):
 class Seat(Message):
     """Which partition's dispatch lock the sender holds, and the term of that lock."""
 
-    partition: Int32 = Field(ge=1)
+    partition: Ordinal
     term: Int64 = Field(description="Of this partition; a lower one is refused.")
 
 
@@ -265,7 +268,7 @@ class Delivery(Message):
     """One callback to try once: an unsigned, rendered body for one URL."""
 
     delivery_id: str = Field(description="The `webhook-id`: the same in every try.")
-    try_number: Int32 = Field(ge=1)
+    try_number: Ordinal
     url: str
     body: str = Field(repr=False)
     headers: dict[str, str] = Field(
@@ -410,7 +413,7 @@ class Heartbeat(Message):
     version: str = Field(default="", max_length=64)
     state: WorkerState = WorkerState.UP
     handlers: list[OfferedHandler]
-    capacity: Int32 = Field(ge=0)
+    capacity: Count
     weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     labels: dict[str, str] = Field(default_factory=dict)
     delivers: bool = False

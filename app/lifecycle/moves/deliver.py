@@ -371,7 +371,7 @@ _FAILED: Final = text(
 
 _RECORDED_TRIES: Final = text(
     "SELECT delivery_key, try_number FROM callback_try WHERE job_id IN :jobs "
-    "AND delivery_key IN :deliveries"
+    "AND delivery_key IN :deliveries AND delivered = 1"
 ).bindparams(bindparam("jobs", expanding=True), bindparam("deliveries", expanding=True))
 
 
@@ -451,7 +451,7 @@ def _superseded(
 async def _recorded(
     connection: AsyncConnection, tries: Sequence[tuple[RowMapping, int]]
 ) -> set[tuple[str, int]]:
-    """Return those of the tries, as (delivery id, number), that are on record."""
+    """Return those of the tries, as (delivery id, number), that are on record as successes."""
     if not tries:
         return set()
     wanted = {(row["id"], number): (row["delivery_id"], number) for row, number in tries}
