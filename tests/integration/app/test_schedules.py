@@ -572,6 +572,35 @@ async def test_patch_takes_no_fire_for_missed_that_is_not_due_yet(api: Door, pol
     assert [one["next_trigger_time"] - one["nominal_time"] for one in runs] == [spread] * put_off
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_patch_neither_replaces_nor_skips_for_a_fire_that_is_not_due_yet(
+    api: Door, overlap: str, busy: bool
+) -> None:
+    made = await schedule_of(
+        api, clientRequestId="spread", jitterMs=24 * HOUR, overlapPolicy=overlap
+    )
+    row = (await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=made))[0]
+    spread = spread_ms_of(row)
+    put_off = spread // (2 * HOUR)
+    assert put_off > 2
+    if busy:
+        run = (await api.client.post(f"/openapi/jobs/{made}/trigger")).json()["jobId"]
+        assert await claimed(api.database, [run], term=await new_term(api.database))
+    await moved_back(api.database, made, put_off * HOUR)
+    assert await fired(api) == 0
+    answer = await patch(api, made, endAt="2100-01-01T00:00:00Z")
+    assert answer.status_code == 200, answer.text
+    assert await skips(api.database, made) == []
+    runs = await children(api.database, made)
+    going = [one["status"] for one in runs if one["child_key"]]
+    assert going == [JobStatus.RUNNING] * busy
+    born = [one for one in runs if not one["child_key"]]
+    assert [one["next_trigger_time"] - one["nominal_time"] for one in born] == [spread] * put_off
+    first = JobStatus.BLOCKED if busy else JobStatus.WAITING
+    assert [one["status"] for one in born] == [first] + [JobStatus.BLOCKED] * (put_off - 1)
+
+
 async def test_patch_decides_what_is_due_of_a_schedule_that_could_not_be_planned(api: Door) -> None:
     made = await schedule_of(api, cronExpr="0 * * * *", misfirePolicy="skip")
     zone = "UPDATE job_info SET timezone = :zone WHERE id = :id"
