@@ -240,8 +240,8 @@ class ScheduleVerbs:
 
         Return the job after that.
         """
-        if row["interval_mode"] == FIXED_DELAY:
-            return job
+        if row["interval_mode"] == FIXED_DELAY and job["status"] == JobStatus.PAUSED:
+            return job  # whoever resumes it says what becomes of a run that is due
         now, spread = row["now_ms"], spread_ms_of(row)
         if job["status"] == JobStatus.PAUSED:
             changes: dict[str, Any] = {}
@@ -383,12 +383,23 @@ def _new_times(
     if row["interval_mode"] == FIXED_DELAY:
         if row["next_trigger_time"] is None:
             return found  # a run goes on: its end sets the time
+        first = _next_of_delay(row, after, own, now_ms=now_ms)
     else:
         found |= {"trigger_ts": now_ms, "skip_from": None, "skip_reason": None}
-    first = first_fire(after, after_ms=now_ms)
+        first = first_fire(after, after_ms=now_ms)
     if first is None:
         raise never_fires()
     return found | {"next_trigger_time": first}
+
+
+def _next_of_delay(
+    row: RowMapping, after: Mapping[str, Any], own: Mapping[str, Any], *, now_ms: int
+) -> int | None:
+    """Return when a changed fixed delay is next: as before, unless its start or delay is new."""
+    due = int(row["next_trigger_time"])
+    if own.keys() & {"interval_ms", "start_at"} and due > now_ms:
+        return first_fire(after, after_ms=now_ms)
+    return None if after["end_at"] is not None and due > after["end_at"] else due
 
 
 def _taken(job_id: int, *fields: str) -> Problem:

@@ -89,11 +89,13 @@ def fires_left(row: Row) -> int | None:
 def has_undecided(row: Row, *, now_ms: int) -> bool:
     """Tell whether a nominal time until now is not decided, whatever the row's next time says.
 
+    A fixed delay has no other time than its next.
+
     Raises:
         UnknownZone: nobody can tell.
     """
     times = times_of(row)
-    first = None if times is None else times.next_after(row["trigger_ts"])
+    first = row["next_trigger_time"] if times is None else times.next_after(row["trigger_ts"])
     return first is not None and first <= now_ms
 
 

@@ -702,6 +702,53 @@ async def test_a_fixed_delay_whose_start_is_put_off_waits_for_it(api: Door) -> N
     assert (await job(api, made))["nextTriggerTime"] == rfc3339(start)
 
 
+async def next_of(api: Door, schedule: int) -> Any:
+    return await value_of(
+        api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=schedule
+    )
+
+
+async def test_patch_of_a_fixed_delay_leaves_its_next_time_unless_it_is_told(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await moved_back(api.database, made, HOUR // 2)
+    due = await next_of(api, made)
+    answer = await patch(api, made, endAt="2100-01-01T00:00:00Z")
+    assert answer.status_code == 200, answer.text
+    assert await next_of(api, made) == due
+    refused = await patch(api, made, endAt=rfc3339(due - 1))
+    assert refused.json()["code"] == "schedule_never_fires"
+    assert (await patch(api, made, intervalMs=2 * HOUR)).status_code == 200
+    assert await next_of(api, made) > due + HOUR
+
+
+@pytest.mark.parametrize("change_", [{"endAt": "2100-01-01T00:00:00Z"}, {"intervalMs": 2 * HOUR}])
+async def test_patch_of_a_fixed_delay_runs_what_was_due(api: Door, change_: dict[str, Any]) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await moved_back(api.database, made, HOUR + HOUR // 2)
+    answer = await patch(api, made, **change_)
+    assert answer.status_code == 200, answer.text
+    (child,) = await children(api.database, made)
+    assert await next_of(api, made) is None
+    await end_child(api.database, child["id"])
+    finished = (await children(api.database, made))[0]["finished_at"]
+    assert await next_of(api, made) == finished + change_.get("intervalMs", HOUR)
+
+
+@pytest.mark.parametrize("change_", [{"endAt": "2100-01-01T00:00:00Z"}, {"intervalMs": 2 * HOUR}])
+async def test_patch_of_a_paused_fixed_delay_leaves_what_is_due_to_its_resume(
+    api: Door, change_: dict[str, Any]
+) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await moved_back(api.database, made, HOUR + HOUR // 2)
+    await api.client.post(f"/openapi/jobs/{made}/pause")
+    assert (await patch(api, made, **change_)).status_code == 200
+    assert await children(api.database, made) == []
+    resumed = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "catchUp"})
+    assert resumed.status_code == 200, resumed.text
+    assert await fired(api) == 1
+    assert len(await children(api.database, made)) == 1
+
+
 async def test_what_waits_runs_once_its_schedule_lets_runs_overlap(api: Door) -> None:
     made = await schedule_of(api, overlapPolicy="queue")
     for _ in range(2):
