@@ -190,13 +190,13 @@ def _lap(
 def _taken(row: Row, due: Sequence[Run], *, going: int, waiting: int) -> list[Due]:
     """Return which of the fires that are due run, where no two may at once.
 
-    Where missed fires are all to run, they are made a line.
+    Where some were missed and all are to run, they are made a line, with those that were not.
     """
     policy, busy = row["overlap_policy"], bool(going or waiting)
     if policy == "skip" and busy:
         return []
     line = _line(due, stands_behind=policy == "queue" and busy)
-    if row["misfire_policy"] == "all" and len(line) > 1:
+    if row["misfire_policy"] == "all" and any(one.missed for one in due):
         return line
     if policy == "queue":
         return line[: 0 if waiting else 1 if busy else 2]

@@ -76,3 +76,32 @@ def test_what_is_put_off_stands_behind_what_replaces(going: int) -> None:
     assert found.replaces == bool(going)
     assert found.runs[0].nominal_ms == due
     assert [one.waits for one in found.runs] == [False] + [True] * (len(found.runs) - 1)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "going", "waiting", "runs", "lapped"),
+    [
+        ("skip", 0, 0, 1, 2),
+        ("queue", 0, 0, 2, 1),
+        ("queue", 1, 0, 1, 2),
+        ("queue", 1, 1, 0, 3),
+        ("replace", 1, 0, 1, 2),
+        ("allow", 1, 0, 3, 0),
+    ],
+)
+def test_fires_that_were_not_missed_meet_the_rule_of_overlap_also_where_all_are_made_up_for(
+    overlap: str, going: int, waiting: int, runs: int, lapped: int
+) -> None:
+    """Three fires are due at once, and none of them was missed."""
+    row = ROW | {"overlap_policy": overlap, "misfire_policy": "all", "interval_ms": 100}
+    found = decide(row, now_ms=300, grace_ms=GRACE, going=going, waiting=waiting)
+    assert len(found.runs) == runs
+    assert sum(one.count for one in found.ledger if one.reason == "overlap") == lapped
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+def test_missed_fires_that_are_all_made_up_for_stand_in_a_line(overlap: str) -> None:
+    row = ROW | {"overlap_policy": overlap, "misfire_policy": "all"}
+    found = decide(row, now_ms=3 * EVERY + 2 * GRACE, grace_ms=GRACE, going=0, waiting=0)
+    assert [one.waits for one in found.runs] == [False, True, True]
+    assert found.ledger == ()
