@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
+from app.fleet.settler import Settler
 from app.jobs.retention import Retention
 from app.lifecycle.moves.backfill import MOST_OPEN
-from app.lifecycle.states import JobStatus
+from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.states import ExecutionStatus, JobStatus
+from app.plumbing.bus import FIRE, Signal
+from app.plumbing.database import Database
 from app.plumbing.times import rfc3339
-from tests.integration.app.rig import Door, change, door, new_term, rows_of, value_of
+from app.schedules import spawn
+from app.schedules.backfill import step_backfill
+from tests.integration.app.rig import (
+    Door,
+    change,
+    claimed,
+    door,
+    ending,
+    new_term,
+    rows_of,
+    value_of,
+)
 from tests.integration.app.test_schedules import (
     HOUR,
     children,
@@ -75,6 +90,57 @@ async def test_a_backfill_runs_what_has_no_job_some_at_a_time(api: Door) -> None
     assert again.json()["existing"] == 10
     await api.parts.spawner.fill()
     assert len(await children(api.database, made)) == 10
+
+
+async def test_a_backfill_that_waits_is_woken_by_the_ends_of_its_own_runs_alone(
+    api: Door,
+) -> None:
+    woken: list[Signal] = []
+    api.parts.ground.bus.subscribe(FIRE, woken.append)
+    settler = Settler(api.parts.ground)
+    for overlap in ("allow", "skip"):
+        made = await schedule_of(api, overlapPolicy=overlap)
+        await fired(api, back_ms=3 * HOUR, schedule=made)
+        (child,) = await children(api.database, made)
+        start = child["nominal_time"] - 2 * HOUR
+        assert (await backfilled(api, made, start, start + HOUR)).status_code == 202
+        await api.parts.spawner.fill()
+        own = (await children(api.database, made))[0]["id"]
+        assert own != child["id"]
+        woken.clear()
+        for job_id, wakes in ((await api.submitted(), 0), (child["id"], 0), (own, 1)):
+            (run,) = await claimed(api.database, [job_id], term=await new_term(api.database))
+            await settler.settle(ending(run, ExecutionStatus.SUCCEEDED))
+            assert len(woken) == wakes
+
+
+async def test_a_backfill_that_waits_costs_no_write(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped: list[int] = []
+
+    async def noted(database: Database, backfill_id: int) -> Sequence[Claimable]:
+        stepped.append(backfill_id)
+        return await step_backfill(database, backfill_id)
+
+    monkeypatch.setattr(spawn, "step_backfill", noted)
+    made = await schedule_of(api, overlapPolicy="allow")
+    await fired(api, back_ms=4 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    start = child["nominal_time"] - 3 * HOUR
+    assert (await backfilled(api, made, start, start + 2 * HOUR)).status_code == 202
+    for _ in range(3):
+        await api.parts.spawner.fill()
+    assert len(stepped) == 1
+    await end_child(api.database, (await children(api.database, made))[0]["id"])
+    for _ in range(3):
+        await api.parts.spawner.fill()
+    assert len(stepped) == 2
+    # What there is no room for ends with its schedule all the same.
+    await api.client.post(f"/openapi/jobs/{made}/cancel")
+    await api.parts.spawner.fill()
+    (row,) = (await api.client.get(f"/openapi/jobs/{made}/backfills")).json()["items"]
+    assert row["status"] == "STOPPED"
 
 
 async def test_what_cannot_be_backfilled_is_refused(api: Door) -> None:
