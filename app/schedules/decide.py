@@ -86,6 +86,12 @@ def fires_left(row: Row) -> int | None:
     return None if row["max_fires"] is None else max(0, row["max_fires"] - row["fires"])
 
 
+def is_past_end(row: Row, due_ms: int) -> bool:
+    """Tell whether a next time lies behind `endAt`: then the schedule ends without that fire."""
+    end = row["end_at"]
+    return end is not None and due_ms > int(end + (row["jitter_ms"] or 0))
+
+
 def has_undecided(row: Row, *, now_ms: int) -> bool:
     """Tell whether a nominal time until now is not decided, whatever the row's next time says.
 

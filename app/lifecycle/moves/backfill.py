@@ -101,7 +101,7 @@ _FIND: Final = text(
 
 
 class Open(NamedTuple):
-    """An open backfill, and whether it may go on: it has room for a run, or its schedule is over."""
+    """An open backfill; it may go on if it has room for a run, or if its schedule is over."""
 
     id: int
     may_go_on: bool
