@@ -143,6 +143,14 @@ _BACKFILL: Final = {
 _LIVE: Final = text(_COUNT_LIVE.format(schedule=":schedule", backfill=":backfill"))
 
 
+async def lock_schedule(
+    connection: AsyncConnection, database: Database, schedule_id: int
+) -> RowMapping | None:
+    """Return what a schedule's times are made from, locked, or None if it is gone."""
+    found = await connection.execute(_SCHEDULE[database.is_sqlite], {"id": schedule_id})
+    return found.mappings().one_or_none()
+
+
 async def lock_backfill(
     connection: AsyncConnection, database: Database, backfill_id: int
 ) -> tuple[RowMapping, RowMapping | None, int] | None:
@@ -154,8 +162,7 @@ async def lock_backfill(
     if schedule_id is None:
         return None
     # The schedule first, as every transaction does that adds children to it.
-    found = await connection.execute(_SCHEDULE[database.is_sqlite], {"id": schedule_id})
-    schedule = found.mappings().one_or_none()
+    schedule = await lock_schedule(connection, database, schedule_id)
     row = await connection.execute(_BACKFILL[database.is_sqlite], {"id": backfill_id})
     backfill = row.mappings().one_or_none()
     if backfill is None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from app.fleet.settler import Settler
+from app.jobs import backfill
 from app.jobs.retention import Retention
 from app.lifecycle.moves.backfill import MOST_OPEN
+from app.lifecycle.moves.fire import find_schedule
 from app.lifecycle.moves.follow import Claimable
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.plumbing.bus import FIRE, Signal
@@ -179,6 +181,30 @@ async def test_the_times_of_an_open_backfill_are_not_changed_under_it(api: Door)
     await api.parts.spawner.fill()
     allowed = await api.client.patch(path, json={"intervalMs": 2 * HOUR}, headers=headers)
     assert allowed.status_code == 200, allowed.text
+
+
+async def test_a_backfill_counts_the_times_that_it_will_walk_also_beside_a_patch(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *", overlapPolicy="allow")
+    await fired(api, back_ms=24 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    last = child["nominal_time"]
+
+    async def before_a_patch(*given: Any, **named: Any) -> Any:
+        """Read the schedule as it is just before each minute becomes a time of it."""
+        found = await find_schedule(*given, **named)
+        answer = await api.client.patch(
+            f"/openapi/jobs/{made}", json={"cronExpr": "* * * * *"}, headers={"If-Match": "*"}
+        )
+        assert answer.status_code == 200, answer.text
+        return found
+
+    monkeypatch.setattr(backfill, "find_schedule", before_a_patch)
+    refused = await backfilled(api, made, last - 20 * HOUR, last)
+    assert (refused.status_code, refused.json()["code"]) == (422, "validation_failed")
+    assert "1201 fires" in refused.text
+    assert await value_of(api.database, "SELECT COUNT(*) FROM schedule_backfill") == 0
 
 
 async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:
