@@ -102,7 +102,12 @@ async def _range(
     decided_ms = int(schedule["trigger_ts"])
     if to_ms < from_ms:
         raise at_field("to", "must not be before from")
-    # What is not decided yet is the schedule's own.
+    if from_ms > decided_ms:
+        raise at_field(
+            "from",
+            f"must not be after decidedUntil, {rfc3339(decided_ms)}: later times are still the "
+            "schedule's own",
+        )
     until = min(to_ms, decided_ms)
     total = count_times(schedule, after_ms=from_ms - 1, until_ms=until)
     if total > MOST_FIRES:

@@ -207,6 +207,22 @@ async def test_a_backfill_counts_the_times_that_it_will_walk_also_beside_a_patch
     assert await value_of(api.database, "SELECT COUNT(*) FROM schedule_backfill") == 0
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_times_that_are_still_the_schedules_own_are_not_backfilled(
+    api: Door, dry_run: bool
+) -> None:
+    made = await schedule_of(api)
+    now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
+    refused = await backfilled(api, made, now + 2 * HOUR, now + 4 * HOUR, dryRun=dry_run)
+    assert refused.status_code == 422, refused.text
+    assert [one["pointer"] for one in refused.json()["errors"]] == ["/from"]
+    assert "decidedUntil" in refused.text
+    # The part that is decided is.
+    taken = await backfilled(api, made, now - 2 * HOUR, now + 4 * HOUR, dryRun=dry_run)
+    assert taken.status_code == (200 if dry_run else 202), taken.text
+    assert taken.json()["to"] < rfc3339(now + HOUR)
+
+
 async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:
     made = await schedule_of(api, cronExpr="* * * * *", overlapPolicy="allow")
     now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
