@@ -223,6 +223,21 @@ async def test_times_that_are_still_the_schedules_own_are_not_backfilled(
     assert taken.json()["to"] < rfc3339(now + HOUR)
 
 
+async def test_the_times_of_an_interval_begin_where_it_does(api: Door) -> None:
+    now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
+    start = now - now % HOUR - 5 * HOUR
+    made = await schedule_of(api, intervalMs=HOUR, startAt=rfc3339(start))
+    seen = await backfilled(api, made, start - 3 * HOUR, now, dryRun=True)
+    assert seen.json()["nominalTimes"][0] == rfc3339(start)
+    for change_, total in (({"intervalMs": 2 * HOUR}, 3), ({"startAt": None}, 0)):
+        answer = await api.client.patch(
+            f"/openapi/jobs/{made}", json=change_, headers={"If-Match": "*"}
+        )
+        assert answer.status_code == 200, answer.text
+        seen = await backfilled(api, made, start - 3 * HOUR, now, dryRun=True)
+        assert seen.json()["total"] == total
+
+
 async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:
     made = await schedule_of(api, cronExpr="* * * * *", overlapPolicy="allow")
     now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
