@@ -18,6 +18,7 @@ from app.lifecycle.moves.guard import Asked, lock_job
 from app.lifecycle.moves.mend import MOST
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
+from app.plumbing.bus import ENDED, WAKE, Signal
 from app.plumbing.database import Database
 from app.plumbing.times import rfc3339
 from app.schedules.decide import spread_ms_of
@@ -700,6 +701,19 @@ async def test_a_fixed_delay_whose_start_is_put_off_waits_for_it(api: Door) -> N
     await fired(api)
     assert len(await children(api.database, made)) == 1
     assert (await job(api, made))["nextTriggerTime"] == rfc3339(start)
+
+
+async def test_patch_tells_of_the_last_fire_that_it_comes_too_late_for(api: Door) -> None:
+    made = await schedule_of(api, maxFires=1)
+    await moved_back(api.database, made, HOUR)
+    told: list[Signal] = []
+    for topic in (WAKE, ENDED):
+        api.parts.ground.bus.subscribe(topic, told.append)
+    refused = await patch(api, made, endAt="2100-01-01T00:00:00Z")
+    assert (refused.status_code, refused.json()["jobStatus"]) == (409, "SUCCEEDED")
+    (child,) = await children(api.database, made)
+    wake = [child["queue_id"], child["priority"], child["next_trigger_time"]]
+    assert told == [[wake], [[made, ""]]]
 
 
 async def next_of(api: Door, schedule: int) -> Any:
