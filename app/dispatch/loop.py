@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -20,6 +20,7 @@ from app.dispatch.quotas import Quotas
 from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
 from app.dispatch.shares import Quota, Shares, shared_line
+from app.dispatch.turns import Workers
 from app.fleet.balance import Slots, choose
 from app.fleet.portions import TURN_MS
 from app.fleet.roster import Roster
@@ -277,14 +278,14 @@ class DispatchLoop:
         """Deal tasks to workers in their turns until the slots or the batch run out."""
         slots: dict[str, Slots] = {}
         offers: dict[int, list[Slots]] = {}
-        pools: dict[tuple[str, str], Hashable] = {}
+        pools: dict[tuple[str, str], Workers] = {}
 
         def offered(queue_id: int) -> list[Slots]:
             if queue_id not in offers:
                 offers[queue_id] = self._offer(queue_id, slots)
             return offers[queue_id]
 
-        def pool_of(queue_id: int) -> Hashable:
+        def pool_of(queue_id: int) -> Workers:
             row = self._queues.get(queue_id).row
             key = (row.job_handler, row.requirement)
             if key not in pools:

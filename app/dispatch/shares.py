@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple
 
-from app.dispatch.turns import Line, Task, Turns
+from app.dispatch.turns import Line, Task, Turns, Workers
 
 MOST_POOLS: Final = 1000
 MOST_TENANTS: Final = 20_000
@@ -230,7 +230,7 @@ def shared_line(
     *,
     tenant_of: Callable[[int], int],
     weight_of: Callable[[int], float],
-    pool_of: Callable[[int], Hashable],
+    pool_of: Callable[[int], Workers],
     now_ms: float,
     ageing_ms: float,
     quotas: Mapping[int, Quota] | None = None,
@@ -245,7 +245,7 @@ def shared_line(
 
     def line(tenant_id: int, tasks: Iterable[Task]) -> Line[Task]:
         turns = shares.turns_of(tenant_id)
-        return Line(tasks, turns, now_ms=now_ms, ageing_ms=ageing_ms)
+        return Line(tasks, turns, pool_of=pool_of, now_ms=now_ms, ageing_ms=ageing_ms)
 
     if len(by_tenant) == 1:
         ((tenant_id, tasks),) = by_tenant.items()

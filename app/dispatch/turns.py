@@ -2,21 +2,27 @@
 
 A lane is what waits in one queue with one priority, in order of due time. The highest priority
 goes first, of equal ones the task that is due the longest. A lane is aged when its first task has
-been due for the ageing time; every tenth turn goes to an aged lane of a lower priority, the one
-that was served least recently. So a flood of higher ones delays an aged task by nine of them for
-each lane that is aged, and the aged ones, however many, cost the others a tenth of the slots.
+been due for the ageing time; every tenth turn of the same workers goes to an aged lane of a lower
+priority that some of them may take, the one that was served least recently. So a flood of higher
+ones delays an aged task by nine of them for each lane that is aged, and the aged ones, however
+many, cost the others a tenth of the slots.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 SHARE: Final = 10
 """Of so many turns one is for what has aged, if anything has."""
+MOST_POOLS: Final = 1000
+"""More than this are not remembered: all begin anew."""
+
+Workers = frozenset[str]
+"""The ids of the workers that may take a queue's tasks: a pool."""
 
 
 class Waiting(Protocol):
@@ -53,20 +59,22 @@ class Lane(NamedTuple):
 class Turns:
     """What is remembered from round to round: who was served when, and how long ago an aged one.
 
-    Turns are counted over all queues and in each one: a queue whose slots nobody else wants must
-    not lose its aged turns to queues that use many.
+    Turns are counted in each pool of workers and in each queue: what has slots that nobody else
+    wants must not lose its aged turns to what uses many. Pools are known by their hashes.
     """
 
     turn: int = 0
-    since_aged: int = 0
+    since_aged_at: dict[int, int] = field(default_factory=dict)
     since_aged_in: dict[int, int] = field(default_factory=dict)
     served_at: dict[Lane, int] = field(default_factory=dict)
 
-    def count(self, lane: Lane, *, aged: bool, aged_in_queue: bool) -> None:
-        """Note that a task of the lane was dealt, and whether as an aged one."""
+    def count(self, lane: Lane, pool: int, *, aged: bool, aged_in_queue: bool) -> None:
+        """Note that a task of the lane had a turn of the pool, and whether as an aged one."""
         self.turn += 1
         self.served_at[lane] = self.turn
-        self.since_aged = 0 if aged else self.since_aged + 1
+        if pool not in self.since_aged_at and len(self.since_aged_at) >= MOST_POOLS:
+            self.since_aged_at.clear()
+        self.since_aged_at[pool] = 0 if aged else self.since_aged_at.get(pool, 0) + 1
         queue_id = lane.queue_id
         again = aged or aged_in_queue
         self.since_aged_in[queue_id] = 0 if again else self.since_aged_in.get(queue_id, 0) + 1
@@ -79,6 +87,7 @@ class Turns:
 @dataclass(frozen=True, slots=True)
 class _Pick:
     lane: Lane
+    pool: int
     aged: bool = False
     aged_in_queue: bool = False
 
@@ -87,9 +96,16 @@ class Line(Generic[Task]):
     """The due tasks of one round, handed out one by one in the order of their turns."""
 
     def __init__(
-        self, waiting: Iterable[Task], turns: Turns, *, now_ms: float, ageing_ms: float
+        self,
+        waiting: Iterable[Task],
+        turns: Turns,
+        *,
+        pool_of: Callable[[int], Workers],
+        now_ms: float,
+        ageing_ms: float,
     ) -> None:
         self._turns = turns
+        self._pool_of = pool_of
         self._aged_by_ms = now_ms - ageing_ms if ageing_ms > 0 else float("-inf")
         self._lanes: dict[Lane, deque[Task]] = defaultdict(deque)
         for task in sorted(waiting, key=lambda one: (one.due_ms, one.job_id)):
@@ -112,7 +128,7 @@ class Line(Generic[Task]):
             heapq.heappush(self._heads, self._head(pick.lane))
         else:
             del self._lanes[pick.lane]
-        self._turns.count(pick.lane, aged=pick.aged, aged_in_queue=pick.aged_in_queue)
+        self._turns.count(pick.lane, pick.pool, aged=pick.aged, aged_in_queue=pick.aged_in_queue)
 
     def drop_queue(self) -> int:
         """Take away the whole queue of that task, which has no slot left, and return its id.
@@ -142,29 +158,33 @@ class Line(Generic[Task]):
             *_, job_id, lane = self._heads[0]
             # An aged turn, or the end of its queue, has left an entry that is over.
             if lane in self._lanes and self._lanes[lane][0].job_id == job_id:
-                return self._aged_instead(lane) or _Pick(lane)
+                return self._pick_of(lane)
             heapq.heappop(self._heads)
         return None
 
-    def _aged_instead(self, best: Lane) -> _Pick | None:
-        """Return the aged lane that has this turn in place of the best one, if any."""
-        turns = self._turns
-        aged = aged_in_queue = None
-        if turns.since_aged >= SHARE - 1:
-            aged = self._longest_unserved(best, self._lanes)
+    def _pick_of(self, best: Lane) -> _Pick:
+        """Return the best lane, or the aged one that has this turn in place of it."""
+        turns, workers = self._turns, self._pool_of(best.queue_id)
+        pool = hash(workers)
+        if turns.since_aged_at.get(pool, 0) >= SHARE - 1:
+            aged = self._longest_unserved(best, self._lanes, workers)
+            if aged is not None:
+                return _Pick(aged, pool, aged=True)
         elif turns.since_aged_in.get(best.queue_id, 0) >= SHARE - 1:
             own = (lane for lane in self._lanes if lane.queue_id == best.queue_id)
-            aged_in_queue = self._longest_unserved(best, own)
-        if aged is not None:
-            return _Pick(aged, aged=True)
-        return None if aged_in_queue is None else _Pick(aged_in_queue, aged_in_queue=True)
+            aged = self._longest_unserved(best, own, workers)
+            if aged is not None:
+                return _Pick(aged, pool, aged_in_queue=True)
+        return _Pick(best, pool)
 
-    def _longest_unserved(self, best: Lane, lanes: Iterable[Lane]) -> Lane | None:
+    def _longest_unserved(self, best: Lane, lanes: Iterable[Lane], workers: Workers) -> Lane | None:
         return min(
             (
                 lane
                 for lane in lanes
-                if lane.priority < best.priority and self._lanes[lane][0].due_ms <= self._aged_by_ms
+                if lane.priority < best.priority
+                and self._lanes[lane][0].due_ms <= self._aged_by_ms
+                and not workers.isdisjoint(self._pool_of(lane.queue_id))
             ),
             key=lambda lane: (self._turns.last_served(lane), self._lanes[lane][0].due_ms, lane),
             default=None,

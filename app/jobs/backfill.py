@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +25,7 @@ from app.lifecycle.moves.backfill import (
     existing_times,
     insert_backfill,
     list_backfills,
+    lock_schedule,
 )
 from app.lifecycle.moves.fire import find_schedule
 from app.lifecycle.states import JobKind, JobStatus
@@ -46,45 +49,93 @@ async def backfill(ground: Ground, caller: Caller, job_id: int, body: bytes) -> 
         raise validation_problem(list(error.errors(include_url=False))) from None
     database = ground.database
     schedule = await _schedule(database, caller, job_id)
+    if request.dry_run:
+        return await database.read(lambda connection: _dry_run(connection, schedule, request))
+    token = new_token()
+
+    async def insert(connection: AsyncConnection) -> dict[str, Any]:
+        # Under its lock: the times that are counted are those that will be walked.
+        locked = await lock_schedule(connection, database, job_id)
+        if locked is None:
+            raise no_such_job(job_id)
+        found = await _range(connection, _live(locked), request)
+        new = NewBackfill(
+            job_id,
+            token,
+            found.from_ms,
+            found.until_ms,
+            request.max_concurrent,
+            tenant_id=caller.tenant_id,
+            deed=caller.doing("job.backfill"),
+        )
+        row = await insert_backfill(connection, database, new)
+        return backfill_view(row) | found.counted
+
+    view = await database.write(insert)
+    ground.bus.publish(FIRE, [])
+    return view
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The nominal times that a backfill is asked for, in epoch ms, and which of them have a job."""
+
+    from_ms: int
+    until_ms: int
+    times: Sequence[int]
+    existing: Set[int]
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return {"total": len(self.times), "existing": len(self.existing)}
+
+
+async def _range(
+    connection: AsyncConnection, schedule: RowMapping, request: BackfillJobs
+) -> _Range:
+    """Find the times of a schedule that a request names.
+
+    Raises:
+        Problem: `validation_failed`.
+    """
     from_ms, to_ms = epoch_ms(request.from_), epoch_ms(request.to)
+    decided_ms = int(schedule["trigger_ts"])
     if to_ms < from_ms:
         raise at_field("to", "must not be before from")
-    # What is not decided yet is the schedule's own.
-    until = min(to_ms, schedule["trigger_ts"])
+    if from_ms > decided_ms:
+        raise at_field(
+            "from",
+            f"must not be after decidedUntil, {rfc3339(decided_ms)}: later times are still the "
+            "schedule's own",
+        )
+    until = min(to_ms, decided_ms)
     total = count_times(schedule, after_ms=from_ms - 1, until_ms=until)
     if total > MOST_FIRES:
         raise at_field(
             "to", f"the range has {total} fires, and a backfill at most {MOST_FIRES}: split it"
         )
     times = list(backfill_times(schedule, after_ms=from_ms - 1, until_ms=until))
-    existing = await database.read(lambda connection: existing_times(connection, job_id, times))
-    counted = {"total": total, "existing": len(existing)}
-    if request.dry_run:
-        return {
-            "backfillId": None,
-            "scheduleId": job_id,
-            "status": "DRY_RUN",
-            "from": rfc3339(from_ms),
-            "to": rfc3339(until),
-            "maxConcurrent": request.max_concurrent,
-            **counted,
-            "spawned": 0,
-            "nominalTimes": [rfc3339(time) for time in times if time not in existing],
-            "createdAt": None,
-            "endedAt": None,
-        }
-    new = NewBackfill(
-        job_id,
-        new_token(),
-        from_ms,
-        until,
-        request.max_concurrent,
-        tenant_id=caller.tenant_id,
-        deed=caller.doing("job.backfill"),
-    )
-    row = await database.write(lambda connection: insert_backfill(connection, database, new))
-    ground.bus.publish(FIRE, [])
-    return backfill_view(row) | counted
+    existing = await existing_times(connection, schedule["id"], times)
+    return _Range(from_ms, until, times, existing)
+
+
+async def _dry_run(
+    connection: AsyncConnection, schedule: RowMapping, request: BackfillJobs
+) -> dict[str, Any]:
+    found = await _range(connection, schedule, request)
+    return {
+        "backfillId": None,
+        "scheduleId": schedule["id"],
+        "status": "DRY_RUN",
+        "from": rfc3339(found.from_ms),
+        "to": rfc3339(found.until_ms),
+        "maxConcurrent": request.max_concurrent,
+        **found.counted,
+        "spawned": 0,
+        "nominalTimes": [rfc3339(time) for time in found.times if time not in found.existing],
+        "createdAt": None,
+        "endedAt": None,
+    }
 
 
 async def list_backfills_page(
@@ -152,12 +203,21 @@ async def _schedule(database: Database, caller: Caller, job_id: int) -> RowMappi
             "validation_failed",
             "A fixed delay has no times of its own that could be run after all: use trigger.",
         )
-    if row["status"] == JobStatus.CANCELLED:
+    return _live(row)
+
+
+def _live(schedule: RowMapping) -> RowMapping:
+    """Return the row of a schedule that has not been cancelled.
+
+    Raises:
+        Problem: `verb_not_possible`.
+    """
+    if schedule["status"] == JobStatus.CANCELLED:
         raise Problem(
             "verb_not_possible",
-            f"Job {job_id} is CANCELLED: a backfill is not possible.",
-            jobId=job_id,
+            f"Job {schedule['id']} is CANCELLED: a backfill is not possible.",
+            jobId=schedule["id"],
             jobStatus="CANCELLED",
             possible=[],
         )
-    return row
+    return schedule

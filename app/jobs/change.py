@@ -267,11 +267,12 @@ class Changes:
             )
 
         try:
-            changed = await self._write("change", asked, work)
+            answer = await self._database.write(work)
         except NoSecretKeys:
             raise no_secret_keys("/params") from None
-        announce(self._ground, "change", [(job_id, changed)])
+        # Also of a change that is refused: what was due before it may have ended the schedule.
         self._schedules.tell(outcome)
+        announce(self._ground, "change", [(job_id, _changed("change", asked, answer))])
         return await self._look(caller, job_id)
 
     async def _check_params(
@@ -296,11 +297,7 @@ class Changes:
     async def _write(
         self, verb: str, asked: Asked, work: Callable[[AsyncConnection], Awaitable[Answer]]
     ) -> Changed:
-        answer = await self._database.write(work)
-        if isinstance(answer, Changed):
-            log.debug("job_changed", verb=verb, job_id=asked.job_id)
-            return answer
-        raise _problem(verb, asked.job_id, answer)
+        return _changed(verb, asked, await self._database.write(work))
 
     async def _look(self, caller: Caller, job_id: int) -> dict[str, Any]:
         return job_view(await find_job(self._database, caller, job_id))
@@ -308,6 +305,18 @@ class Changes:
 
 def _asked(caller: Caller, job_id: int, verb: str) -> Asked:
     return Asked(job_id, caller.tenant_id, new_token(), caller.doing(f"job.{verb}"))
+
+
+def _changed(verb: str, asked: Asked, answer: Answer) -> Changed:
+    """Return what was done.
+
+    Raises:
+        Problem: it was not.
+    """
+    if isinstance(answer, Changed):
+        log.debug("job_changed", verb=verb, job_id=asked.job_id)
+        return answer
+    raise _problem(verb, asked.job_id, answer)
 
 
 def _problem(

@@ -109,7 +109,8 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
         "`backfill`",
     ),
     _C.NO_FIRE_LEFT: (
-        "the schedule is SUCCEEDED: it has no more times (`endAt`, `maxFires`, or its expression)",
+        "the schedule is SUCCEEDED, or next will be: it has no more times (`endAt`, `maxFires`, or "
+        "its expression)",
         "submit a new one",
     ),
     _C.WAITS_FOR_CHILDREN: ("it is a group: its children have not all ended", "explain those"),

@@ -179,8 +179,9 @@ class ScheduleVerbs:
             if not isinstance(current, RowMapping):
                 return current
             job = current
+            decided_ms = row["now_ms"]
             row = await read_plan_row(connection, self._database, job["id"])
-            columns |= _new_times(row, columns, own, now_ms=job["now_ms"])
+            columns |= _new_times(row, columns, own, decided_ms=decided_ms)
         most = columns.get("max_fires", row["max_fires"])
         if most is not None and row["fires"] >= most and row["next_trigger_time"] is not None:
             columns["next_trigger_time"] = job["now_ms"]  # the next look ends it
@@ -235,22 +236,25 @@ class ScheduleVerbs:
         row: RowMapping,
         outcome: Outcome,
     ) -> RowMapping | Changed | NotPossible | Unknown:
-        """Decide, by the rule as it is, every nominal time until now; return the row after that."""
-        if row["interval_mode"] == FIXED_DELAY:
-            return job
-        spread = spread_ms_of(row)
+        """Decide, by the rule as it is, every nominal time until the moment of `row`.
+
+        Return the job after that.
+        """
+        if row["interval_mode"] == FIXED_DELAY and job["status"] == JobStatus.PAUSED:
+            return job  # whoever resumes it says what becomes of a run that is due
+        now, spread = row["now_ms"], spread_ms_of(row)
         if job["status"] == JobStatus.PAUSED:
             changes: dict[str, Any] = {}
             try:
                 # The cursor will stand at now: what is put off past it has no other record.
-                changes = await self._pass_over(connection, job, until_ms=job["now_ms"] + spread)
+                changes = await self._pass_over(connection, job, until_ms=now + spread)
             except Problem:
                 # Its zone is gone: what it missed cannot be told, and must not forbid the cure.
                 log.warning("missed_fires_unknown", job_id=job["id"], timezone=row["timezone"])
             # The caller's own change follows, and is what goes on record.
             silently = replace(asked, deed=None)
             await move_job(connection, job, silently, JobStatus.PAUSED, changes)
-        elif not _may_have_undecided(row, now_ms=job["now_ms"]):
+        elif not _may_have_undecided(row, now_ms=now):
             return job
         else:
             done = await fire_locked(
@@ -361,9 +365,14 @@ def _may_have_undecided(row: RowMapping, *, now_ms: int) -> bool:
 
 
 def _new_times(
-    row: RowMapping, columns: Mapping[str, Any], own: Mapping[str, Any], *, now_ms: int
+    row: RowMapping, columns: Mapping[str, Any], own: Mapping[str, Any], *, decided_ms: int
 ) -> dict[str, Any]:
-    """Return the columns by which a changed schedule goes on from now."""
+    """Return the columns by which a changed schedule goes on from where the old rule has ended.
+
+    That is not now: settling the past has taken time, in which there may have been a fire.
+    """
+    # A clock that was set back must not have the same times decided again.
+    now_ms = max(decided_ms, row["trigger_ts"])
     after: dict[str, Any] = {**row, **columns}
     found: dict[str, Any] = {}
     if row["interval_ms"] is not None and own.keys() & {"interval_ms", "start_at"}:
@@ -374,12 +383,23 @@ def _new_times(
     if row["interval_mode"] == FIXED_DELAY:
         if row["next_trigger_time"] is None:
             return found  # a run goes on: its end sets the time
+        first = _next_of_delay(row, after, own, now_ms=now_ms)
     else:
         found |= {"trigger_ts": now_ms, "skip_from": None, "skip_reason": None}
-    first = first_fire(after, after_ms=now_ms)
+        first = first_fire(after, after_ms=now_ms)
     if first is None:
         raise never_fires()
     return found | {"next_trigger_time": first}
+
+
+def _next_of_delay(
+    row: RowMapping, after: Mapping[str, Any], own: Mapping[str, Any], *, now_ms: int
+) -> int | None:
+    """Return when a changed fixed delay is next: as before, unless its start or delay is new."""
+    due = int(row["next_trigger_time"])
+    if own.keys() & {"interval_ms", "start_at"} and due > now_ms:
+        return first_fire(after, after_ms=now_ms)
+    return None if after["end_at"] is not None and due > after["end_at"] else due
 
 
 def _taken(job_id: int, *fields: str) -> Problem:

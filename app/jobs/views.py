@@ -19,6 +19,7 @@ from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, ExecutionStatus,
 from app.plumbing.json_text import plain_json
 from app.plumbing.sealed import MASK, is_sealed
 from app.plumbing.times import rfc3339
+from app.schedules.decide import is_past_end
 
 
 def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
@@ -30,10 +31,8 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         result = _shown(record.results.get(job["execution_id"]))
     waits = status not in TERMINAL_JOBS and status is not JobStatus.RUNNING
     schedule = record.schedule
-    if schedule is not None and schedule["end_at"] is not None and job["next_trigger_time"]:
-        waits = waits and job["next_trigger_time"] <= schedule["end_at"] + (
-            schedule["jitter_ms"] or 0
-        )
+    if schedule is not None and job["next_trigger_time"]:
+        waits = waits and not is_past_end(schedule, job["next_trigger_time"])
     return {
         "jobId": job["id"],
         "clientRequestId": job["client_request_id"],

@@ -13,7 +13,7 @@ from app.jobs.why_ended import how_it_ended
 from app.lifecycle.evidence import CHILDREN_TOLD, Evidence
 from app.lifecycle.states import JobStatus
 from app.plumbing.times import rfc3339
-from app.schedules.decide import FIXED_DELAY, OVERLAP, times_of
+from app.schedules.decide import FIXED_DELAY, OVERLAP, is_past_end, times_of
 
 PAUSED: Final = "paused"
 _BECAUSE: Final = {
@@ -73,6 +73,8 @@ def _cannot_be_planned(schedule: RowMapping) -> Reason:
 
 def _next_fire(found: Evidence, schedule: RowMapping) -> Reason:
     due, now = found.job["next_trigger_time"], found.job["now_ms"]
+    if due is not None and is_past_end(schedule, due):
+        return _ends_next(schedule, due)
     if due is not None:
         return Reason(
             ReasonCode.FIRES_LATER,
@@ -86,6 +88,16 @@ def _next_fire(found: Evidence, schedule: RowMapping) -> Reason:
             {"intervalMs": schedule["interval_ms"], "children": list(found.going[:CHILDREN_TOLD])},
         )
     return Reason(ReasonCode.FIRES_LATER, "A schedule does not run itself: it makes jobs.")
+
+
+def _ends_next(schedule: RowMapping, due_ms: int) -> Reason:
+    end = rfc3339(schedule["end_at"])
+    return Reason(
+        ReasonCode.NO_FIRE_LEFT,
+        f"It makes no more jobs: its next one would be made at {rfc3339(due_ms)}, after its "
+        f"endAt, {end}. Then it ends.",
+        {"fires": schedule["fires"], "endAt": end},
+    )
 
 
 def _last_time(schedule: RowMapping) -> Iterator[Reason]:

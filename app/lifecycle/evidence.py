@@ -54,7 +54,8 @@ _JOB: Final = {
 }
 _SCHEDULE: Final = text(
     "SELECT j.trigger_ts, j.cron_expr, j.cron_dialect, j.timezone, j.dst_gap, j.dst_fold, "
-    "j.interval_ms, j.interval_mode, j.anchor_at, j.start_at, j.end_at, j.max_fires, j.fires, "
+    "j.interval_ms, j.interval_mode, j.anchor_at, j.start_at, j.end_at, j.jitter_ms, "
+    "j.max_fires, j.fires, "
     "j.overlap_policy, j.misfire_policy, j.skip_reason, s.from_time, s.to_time, "
     "s.count AS skipped "
     "FROM job_info AS j "

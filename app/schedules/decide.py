@@ -86,14 +86,22 @@ def fires_left(row: Row) -> int | None:
     return None if row["max_fires"] is None else max(0, row["max_fires"] - row["fires"])
 
 
+def is_past_end(row: Row, due_ms: int) -> bool:
+    """Tell whether a next time lies behind `endAt`: then the schedule ends without that fire."""
+    end = row["end_at"]
+    return end is not None and due_ms > int(end + (row["jitter_ms"] or 0))
+
+
 def has_undecided(row: Row, *, now_ms: int) -> bool:
     """Tell whether a nominal time until now is not decided, whatever the row's next time says.
+
+    A fixed delay has no other time than its next.
 
     Raises:
         UnknownZone: nobody can tell.
     """
     times = times_of(row)
-    first = None if times is None else times.next_after(row["trigger_ts"])
+    first = row["next_trigger_time"] if times is None else times.next_after(row["trigger_ts"])
     return first is not None and first <= now_ms
 
 
@@ -119,7 +127,7 @@ def decide(
         spread_ms=spread_ms_of(row),
         ahead_ms=ahead_ms,
     )
-    runs, lapped, replaces = _lap(row, planned.runs, going=going, waiting=waiting)
+    runs, lapped, replaces = _lap(row, planned.runs, now_ms=now_ms, going=going, waiting=waiting)
     cursor, following, passed = planned.cursor_ms, planned.next_ms, planned.passed
     if left is not None and len(runs) >= left:
         # The last run ends the schedule: what would follow is no fire of it.
@@ -166,36 +174,50 @@ def _rule_of(row: Row, grace_ms: int) -> MisfireRule:
 
 
 def _lap(
-    row: Row, planned: Sequence[Run], *, going: int, waiting: int
+    row: Row, planned: Sequence[Run], *, now_ms: int, going: int, waiting: int
 ) -> tuple[list[Due], list[int], bool]:
     """Return what runs, which nominal times are passed over, and whether others are replaced.
 
-    Where missed fires are all to run, and no two at once, they are made a line in which each
-    waits for the one before it.
+    What is not due yet meets no rule of overlap: nobody knows what will go on at its time. It
+    stands in a line, in which each waits for the one before it.
     """
-    runs = [Due(one.nominal_ms, one.due_ms) for one in planned]
-    policy = row["overlap_policy"]
-    busy = bool(going or waiting)
-    if not runs or policy == "allow":
-        return runs, [], False
-    replaces = policy == "replace" and busy
-    stands_behind = policy == "queue" and busy
-    line = [
+    if row["overlap_policy"] == "allow":
+        return [Due(one.nominal_ms, one.due_ms) for one in planned], [], False
+    due = [one for one in planned if one.missed or one.due_ms <= now_ms]
+    ahead = [one for one in planned if not one.missed and one.due_ms > now_ms]
+    taken = _taken(row, due, going=going, waiting=waiting)
+    begun = {one.nominal_ms for one in taken}
+    lapped = [one.nominal_ms for one in due if one.nominal_ms not in begun]
+    replaces = bool(due and row["overlap_policy"] == "replace" and (going or waiting))
+    line = _line(ahead, stands_behind=bool(taken or going or waiting))
+    return taken + line, lapped, replaces
+
+
+def _taken(row: Row, due: Sequence[Run], *, going: int, waiting: int) -> list[Due]:
+    """Return which of the fires that are due run, where no two may at once.
+
+    Where some were missed and all are to run, they are made a line, with those that were not.
+    """
+    policy, busy = row["overlap_policy"], bool(going or waiting)
+    if policy == "skip" and busy:
+        return []
+    line = _line(due, stands_behind=policy == "queue" and busy)
+    if row["misfire_policy"] == "all" and any(one.missed for one in due):
+        return line
+    if policy == "queue":
+        return line[: 0 if waiting else 1 if busy else 2]
+    if policy == "replace":
+        # It would replace the others at once.
+        return [Due(one.nominal_ms, one.due_ms) for one in due[-1:]]
+    return line[:1]
+
+
+def _line(runs: Sequence[Run], *, stands_behind: bool) -> list[Due]:
+    """Let each wait for the one before it."""
+    return [
         Due(one.nominal_ms, one.due_ms, waits=stands_behind or number > 0)
         for number, one in enumerate(runs)
     ]
-    if policy == "skip" and busy:
-        taken: list[Due] = []
-    elif row["misfire_policy"] == "all" and len(runs) > 1:
-        taken = line
-    elif policy == "queue":
-        taken = line[: 0 if waiting else 1 if busy else 2]
-    elif policy == "replace":
-        taken = runs[-1:]  # it would replace the others at once
-    else:
-        taken = line[:1]
-    begun = {one.nominal_ms for one in taken}
-    return taken, [one.nominal_ms for one in runs if one.nominal_ms not in begun], replaces
 
 
 def _decision(

@@ -174,11 +174,9 @@ class Spawner:
         self._fill_look = asyncio.Event()
         # Apart: past fires must not hold up those that are due.
         self._fill_loop = Loop("backfills", self._fill_step, expected=(DatabaseUnavailable,))
-        self._fills = False
         self._filled = 0
         self._broken_fills: dict[int, float] = {}
         ground.bus.subscribe(FIRE, self._on_signal)
-        ground.bus.subscribe(ENDED, self._on_end)
 
     def start(self) -> None:
         """Start firing whenever the lock is held."""
@@ -231,13 +229,12 @@ class Spawner:
         found = await self._database.read(
             lambda connection: find_backfills(connection, after=after)
         )
-        self._fills = bool(found) or after > 0
         # Those that wait for their runs must not keep others from their turn.
-        self._filled = found[-1] if len(found) == MOST_OPEN else 0
+        self._filled = found[-1].id if len(found) == MOST_OPEN else 0
         now = time.monotonic()
         self._broken_fills = {one: at for one, at in self._broken_fills.items() if at > now}
-        for backfill_id in found:
-            if backfill_id in self._broken_fills:
+        for backfill_id, may_go_on in found:
+            if not may_go_on or backfill_id in self._broken_fills:
                 continue
             try:
                 born = await step_backfill(self._database, backfill_id)
@@ -306,7 +303,3 @@ class Spawner:
     def _on_signal(self, _signal: Signal) -> None:
         self._look.set()
         self._fill_look.set()
-
-    def _on_end(self, _signal: Signal) -> None:
-        if self._fills:
-            self._fill_look.set()  # it may have been the run that a backfill waits for

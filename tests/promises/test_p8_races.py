@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.jobs import schedule_verbs
+from app.lifecycle.moves.guard import lock_job
 from app.lifecycle.states import TERMINAL_JOBS, ExecutionStatus, JobStatus
 from app.plumbing.database import Database
 from app.schedules.decide import times_of
@@ -25,6 +27,7 @@ from tests.integration.app.rig import (
 )
 from tests.integration.app.test_schedules import children, moved_back, skips
 from tests.support.engines import Engine
+from tests.support.wait import until_async
 
 EVERY = 10 * 60_000
 STEPS = 40
@@ -182,3 +185,49 @@ async def drained(hands: Hands) -> None:
         assert JobStatus.WAITING in states
         await hands.end_a_child()
     raise AssertionError("the line does not end")
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_fire_that_comes_due_while_a_patch_settles_the_past_is_not_lost(
+    migrated_engine: Engine, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    async with door(migrated_engine) as api:
+        database = api.database
+        made = await api.submitted(
+            intervalMs=100, overlapPolicy="allow", misfirePolicy="all", misfireCap=1000
+        )
+        if paused:
+            assert (await api.client.post(f"/openapi/jobs/{made}/pause")).status_code == 200
+        (row,) = await rows_of(database, "SELECT * FROM job_info WHERE id = :id", id=made)
+        anchor = row["anchor_at"]
+
+        async def after_another_fire(*given: Any) -> Any:
+            """Lock the row again only when one more nominal time has passed."""
+            now = int(await value_of(database, f"SELECT {database.now_ms}"))
+            await passed(database, anchor + ((now - anchor) // 100 + 1) * 100)
+            return await lock_job(*given)
+
+        await passed(database, anchor)
+        monkeypatch.setattr(schedule_verbs, "lock_job", after_another_fire)
+        answer = await api.client.patch(
+            f"/openapi/jobs/{made}", json={"jitterMs": 0}, headers={"If-Match": "*"}
+        )
+        assert answer.status_code == 200, answer.text
+        if paused:
+            resumed = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "skip"})
+            assert resumed.status_code == 200, resumed.text
+        await api.parts.spawner.fire_due(await new_term(database))
+
+        (row,) = await rows_of(database, "SELECT * FROM job_info WHERE id = :id", id=made)
+        on_record = [one["nominal_time"] for one in await children(database, made)]
+        for one in await skips(database, made):
+            on_record += range(one["from_time"], one["to_time"] + 1, 100)
+        assert sorted(on_record) == list(range(anchor, row["trigger_ts"] + 1, 100))
+
+
+async def passed(database: Database, moment_ms: int) -> None:
+    """Return when the database's clock is past a moment."""
+    query = f"SELECT CASE WHEN {database.now_ms} > :moment THEN 1 ELSE 0 END"
+    await until_async(
+        lambda: value_of(database, query, moment=moment_ms), what="a moment of the database's clock"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.lifecycle.audit import Deed, job_target, record_deed
 from app.lifecycle.moves.fire import PLAN_COLUMNS, Born, child_row, spawn_children
 from app.lifecycle.moves.follow import lock_live
-from app.lifecycle.states import TERMINAL_JOBS, in_list
+from app.lifecycle.states import TERMINAL_JOBS, JobStatus, in_list
 from app.plumbing.database import NOW_MS, Database
 from app.plumbing.times import rfc3339
 
@@ -87,16 +87,30 @@ async def insert_backfill(
     return row
 
 
-async def find_backfills(connection: AsyncConnection, *, after: int) -> list[int]:
+_COUNT_LIVE: Final = (
+    "SELECT COUNT(*) FROM schedule_live AS l JOIN job_info AS j ON j.id = l.child_id "
+    "WHERE l.schedule_id = {schedule} AND l.backfill_id = {backfill} "
+    f"AND (j.status NOT IN ({in_list(TERMINAL_JOBS)}) OR j.stopping_execution_id IS NOT NULL)"
+)
+_FIND: Final = text(
+    f"SELECT b.id, s.id IS NULL OR s.status = {int(JobStatus.CANCELLED)} OR b.max_concurrent > "
+    f"({_COUNT_LIVE.format(schedule='b.schedule_id', backfill='b.id')}) AS may_go_on "
+    "FROM schedule_backfill AS b LEFT JOIN job_info AS s ON s.id = b.schedule_id "
+    f"WHERE b.status = {OPEN} AND b.id > :after ORDER BY b.id LIMIT {MOST_OPEN}"
+)
+
+
+class Open(NamedTuple):
+    """An open backfill; it may go on if it has room for a run, or if its schedule is over."""
+
+    id: int
+    may_go_on: bool
+
+
+async def find_backfills(connection: AsyncConnection, *, after: int) -> list[Open]:
     """Return `MOST_OPEN` open backfills behind one, in order: one step of an index if none is."""
-    rows = await connection.execute(
-        text(
-            f"SELECT id FROM schedule_backfill WHERE status = {OPEN} AND id > :after "
-            f"ORDER BY id LIMIT {MOST_OPEN}"
-        ),
-        {"after": after},
-    )
-    return [row.id for row in rows]
+    rows = await connection.execute(_FIND, {"after": after})
+    return [Open(row.id, bool(row.may_go_on)) for row in rows]
 
 
 async def list_backfills(
@@ -126,11 +140,15 @@ _BACKFILL: Final = {
     )
     for sqlite, lock in ((True, ""), (False, " FOR UPDATE"))
 }
-_LIVE: Final = text(
-    "SELECT COUNT(*) FROM schedule_live AS l JOIN job_info AS j ON j.id = l.child_id "
-    "WHERE l.schedule_id = :schedule AND l.backfill_id = :backfill "
-    f"AND (j.status NOT IN ({in_list(TERMINAL_JOBS)}) OR j.stopping_execution_id IS NOT NULL)"
-)
+_LIVE: Final = text(_COUNT_LIVE.format(schedule=":schedule", backfill=":backfill"))
+
+
+async def lock_schedule(
+    connection: AsyncConnection, database: Database, schedule_id: int
+) -> RowMapping | None:
+    """Return what a schedule's times are made from, locked, or None if it is gone."""
+    found = await connection.execute(_SCHEDULE[database.is_sqlite], {"id": schedule_id})
+    return found.mappings().one_or_none()
 
 
 async def lock_backfill(
@@ -144,8 +162,7 @@ async def lock_backfill(
     if schedule_id is None:
         return None
     # The schedule first, as every transaction does that adds children to it.
-    found = await connection.execute(_SCHEDULE[database.is_sqlite], {"id": schedule_id})
-    schedule = found.mappings().one_or_none()
+    schedule = await lock_schedule(connection, database, schedule_id)
     row = await connection.execute(_BACKFILL[database.is_sqlite], {"id": backfill_id})
     backfill = row.mappings().one_or_none()
     if backfill is None:

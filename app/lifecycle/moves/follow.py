@@ -28,7 +28,10 @@ class Claimable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What became possible: tasks to claim, and whether a schedule has got its next time."""
+    """What became possible: tasks to claim, and whether schedules are to be looked at.
+
+    They are when a fixed delay has got its next time, or a run of a backfill has ended.
+    """
 
     claimable: tuple[Claimable, ...] = ()
     schedules: bool = False
@@ -44,8 +47,9 @@ _NEXT_SET: Final = in_list(frozenset({JobStatus.SCHEDULED, JobStatus.PAUSED}))
 
 _CHILDREN: Final = text(
     "SELECT c.id, c.parent_id, c.nominal_time, c.child_key, c.status, c.finished_at, "
-    "c.stopping_execution_id, p.interval_mode, p.interval_ms, p.overlap_policy "
+    "c.stopping_execution_id, p.interval_mode, p.interval_ms, p.overlap_policy, l.backfill_id "
     "FROM job_info AS c JOIN job_info AS p ON p.id = c.parent_id "
+    "LEFT JOIN schedule_live AS l ON l.schedule_id = c.parent_id AND l.child_id = c.id "
     f"WHERE c.id IN :ids AND p.kind = {int(JobKind.SCHEDULE)} ORDER BY c.id"
 ).bindparams(bindparam("ids", expanding=True))
 _NEXT: Final[dict[str, ColumnType]] = {"id": "BIGINT", "due": "BIGINT", "nominal": "BIGINT"}
@@ -128,7 +132,10 @@ async def follow_ends(connection: AsyncConnection, child_ids: Sequence[int]) -> 
     await _forget({child.parent_id for child in gone}, [child.id for child in gone], connection)
     others = {child.parent_id for child in children} - {child.parent_id for child in alone}
     claimable = await free_next(connection, others)
-    return Followed(claimable, any(child.interval_mode == "fixedDelay" for child in children))
+    return Followed(
+        claimable,
+        any(child.interval_mode == "fixedDelay" or child.backfill_id for child in children),
+    )
 
 
 async def free_next(

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
+from app.fleet.settler import Settler
+from app.jobs import backfill
 from app.jobs.retention import Retention
 from app.lifecycle.moves.backfill import MOST_OPEN
-from app.lifecycle.states import JobStatus
+from app.lifecycle.moves.fire import find_schedule
+from app.lifecycle.moves.follow import Claimable
+from app.lifecycle.states import ExecutionStatus, JobStatus
+from app.plumbing.bus import FIRE, Signal
+from app.plumbing.database import Database
 from app.plumbing.times import rfc3339
-from tests.integration.app.rig import Door, change, door, new_term, rows_of, value_of
+from app.schedules import spawn
+from app.schedules.backfill import step_backfill
+from tests.integration.app.rig import (
+    Door,
+    change,
+    claimed,
+    door,
+    ending,
+    new_term,
+    rows_of,
+    value_of,
+)
 from tests.integration.app.test_schedules import (
     HOUR,
     children,
@@ -77,6 +94,57 @@ async def test_a_backfill_runs_what_has_no_job_some_at_a_time(api: Door) -> None
     assert len(await children(api.database, made)) == 10
 
 
+async def test_a_backfill_that_waits_is_woken_by_the_ends_of_its_own_runs_alone(
+    api: Door,
+) -> None:
+    woken: list[Signal] = []
+    api.parts.ground.bus.subscribe(FIRE, woken.append)
+    settler = Settler(api.parts.ground)
+    for overlap in ("allow", "skip"):
+        made = await schedule_of(api, overlapPolicy=overlap)
+        await fired(api, back_ms=3 * HOUR, schedule=made)
+        (child,) = await children(api.database, made)
+        start = child["nominal_time"] - 2 * HOUR
+        assert (await backfilled(api, made, start, start + HOUR)).status_code == 202
+        await api.parts.spawner.fill()
+        own = (await children(api.database, made))[0]["id"]
+        assert own != child["id"]
+        woken.clear()
+        for job_id, wakes in ((await api.submitted(), 0), (child["id"], 0), (own, 1)):
+            (run,) = await claimed(api.database, [job_id], term=await new_term(api.database))
+            await settler.settle(ending(run, ExecutionStatus.SUCCEEDED))
+            assert len(woken) == wakes
+
+
+async def test_a_backfill_that_waits_costs_no_write(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped: list[int] = []
+
+    async def noted(database: Database, backfill_id: int) -> Sequence[Claimable]:
+        stepped.append(backfill_id)
+        return await step_backfill(database, backfill_id)
+
+    monkeypatch.setattr(spawn, "step_backfill", noted)
+    made = await schedule_of(api, overlapPolicy="allow")
+    await fired(api, back_ms=4 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    start = child["nominal_time"] - 3 * HOUR
+    assert (await backfilled(api, made, start, start + 2 * HOUR)).status_code == 202
+    for _ in range(3):
+        await api.parts.spawner.fill()
+    assert len(stepped) == 1
+    await end_child(api.database, (await children(api.database, made))[0]["id"])
+    for _ in range(3):
+        await api.parts.spawner.fill()
+    assert len(stepped) == 2
+    # What there is no room for ends with its schedule all the same.
+    await api.client.post(f"/openapi/jobs/{made}/cancel")
+    await api.parts.spawner.fill()
+    (row,) = (await api.client.get(f"/openapi/jobs/{made}/backfills")).json()["items"]
+    assert row["status"] == "STOPPED"
+
+
 async def test_what_cannot_be_backfilled_is_refused(api: Door) -> None:
     made = await schedule_of(api)
     delay = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
@@ -113,6 +181,61 @@ async def test_the_times_of_an_open_backfill_are_not_changed_under_it(api: Door)
     await api.parts.spawner.fill()
     allowed = await api.client.patch(path, json={"intervalMs": 2 * HOUR}, headers=headers)
     assert allowed.status_code == 200, allowed.text
+
+
+async def test_a_backfill_counts_the_times_that_it_will_walk_also_beside_a_patch(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await schedule_of(api, cronExpr="0 * * * *", overlapPolicy="allow")
+    await fired(api, back_ms=24 * HOUR, schedule=made)
+    (child,) = await children(api.database, made)
+    last = child["nominal_time"]
+
+    async def before_a_patch(*given: Any, **named: Any) -> Any:
+        """Read the schedule as it is just before each minute becomes a time of it."""
+        found = await find_schedule(*given, **named)
+        answer = await api.client.patch(
+            f"/openapi/jobs/{made}", json={"cronExpr": "* * * * *"}, headers={"If-Match": "*"}
+        )
+        assert answer.status_code == 200, answer.text
+        return found
+
+    monkeypatch.setattr(backfill, "find_schedule", before_a_patch)
+    refused = await backfilled(api, made, last - 20 * HOUR, last)
+    assert (refused.status_code, refused.json()["code"]) == (422, "validation_failed")
+    assert "1201 fires" in refused.text
+    assert await value_of(api.database, "SELECT COUNT(*) FROM schedule_backfill") == 0
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_times_that_are_still_the_schedules_own_are_not_backfilled(
+    api: Door, dry_run: bool
+) -> None:
+    made = await schedule_of(api)
+    now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
+    refused = await backfilled(api, made, now + 2 * HOUR, now + 4 * HOUR, dryRun=dry_run)
+    assert refused.status_code == 422, refused.text
+    assert [one["pointer"] for one in refused.json()["errors"]] == ["/from"]
+    assert "decidedUntil" in refused.text
+    # The part that is decided is.
+    taken = await backfilled(api, made, now - 2 * HOUR, now + 4 * HOUR, dryRun=dry_run)
+    assert taken.status_code == (200 if dry_run else 202), taken.text
+    assert taken.json()["to"] < rfc3339(now + HOUR)
+
+
+async def test_the_times_of_an_interval_begin_where_it_does(api: Door) -> None:
+    now = int(await value_of(api.database, f"SELECT {api.database.now_ms}"))
+    start = now - now % HOUR - 5 * HOUR
+    made = await schedule_of(api, intervalMs=HOUR, startAt=rfc3339(start))
+    seen = await backfilled(api, made, start - 3 * HOUR, now, dryRun=True)
+    assert seen.json()["nominalTimes"][0] == rfc3339(start)
+    for change_, total in (({"intervalMs": 2 * HOUR}, 3), ({"startAt": None}, 0)):
+        answer = await api.client.patch(
+            f"/openapi/jobs/{made}", json=change_, headers={"If-Match": "*"}
+        )
+        assert answer.status_code == 200, answer.text
+        seen = await backfilled(api, made, start - 3 * HOUR, now, dryRun=True)
+        assert seen.json()["total"] == total
 
 
 async def test_a_cancelled_schedule_stops_its_backfill(api: Door) -> None:

@@ -278,6 +278,22 @@ async def test_a_fixed_delay_says_which_run_it_waits_for(api: Door) -> None:
     assert codes_of(await explained(api.client, job_id)) == [_C.FIRES_LATER]
 
 
+@explains(_C.NO_FIRE_LEFT)
+async def test_a_fixed_delay_whose_next_time_is_after_its_end_makes_no_more_jobs(api: Door) -> None:
+    job_id = await schedule_of(api, intervalMs=HOUR_MS, intervalMode="fixedDelay")
+    await change(
+        api.database,
+        "UPDATE job_info SET end_at = next_trigger_time - 1 WHERE id = :id",
+        id=job_id,
+    )
+    found = await explained(api.client, job_id)
+    assert codes_of(found) == [_C.NO_FIRE_LEFT]
+    told = reason(found, _C.NO_FIRE_LEFT)
+    assert told["details"]["endAt"] in told["message"]
+    shown = (await api.client.get(f"/openapi/jobs/{job_id}")).json()
+    assert shown["nextTriggerTime"] is None
+
+
 @explains(_C.LAST_FIRE_OVERLAPPED)
 async def test_a_schedule_says_that_its_last_fire_met_a_run(api: Door) -> None:
     job_id = await schedule_of(api)

@@ -18,6 +18,7 @@ from app.lifecycle.moves.guard import Asked, lock_job
 from app.lifecycle.moves.mend import MOST
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
+from app.plumbing.bus import ENDED, WAKE, Signal
 from app.plumbing.database import Database
 from app.plumbing.times import rfc3339
 from app.schedules.decide import spread_ms_of
@@ -572,6 +573,35 @@ async def test_patch_takes_no_fire_for_missed_that_is_not_due_yet(api: Door, pol
     assert [one["next_trigger_time"] - one["nominal_time"] for one in runs] == [spread] * put_off
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_patch_neither_replaces_nor_skips_for_a_fire_that_is_not_due_yet(
+    api: Door, overlap: str, busy: bool
+) -> None:
+    made = await schedule_of(
+        api, clientRequestId="spread", jitterMs=24 * HOUR, overlapPolicy=overlap
+    )
+    row = (await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=made))[0]
+    spread = spread_ms_of(row)
+    put_off = spread // (2 * HOUR)
+    assert put_off > 2
+    if busy:
+        run = (await api.client.post(f"/openapi/jobs/{made}/trigger")).json()["jobId"]
+        assert await claimed(api.database, [run], term=await new_term(api.database))
+    await moved_back(api.database, made, put_off * HOUR)
+    assert await fired(api) == 0
+    answer = await patch(api, made, endAt="2100-01-01T00:00:00Z")
+    assert answer.status_code == 200, answer.text
+    assert await skips(api.database, made) == []
+    runs = await children(api.database, made)
+    going = [one["status"] for one in runs if one["child_key"]]
+    assert going == [JobStatus.RUNNING] * busy
+    born = [one for one in runs if not one["child_key"]]
+    assert [one["next_trigger_time"] - one["nominal_time"] for one in born] == [spread] * put_off
+    first = JobStatus.BLOCKED if busy else JobStatus.WAITING
+    assert [one["status"] for one in born] == [first] + [JobStatus.BLOCKED] * (put_off - 1)
+
+
 async def test_patch_decides_what_is_due_of_a_schedule_that_could_not_be_planned(api: Door) -> None:
     made = await schedule_of(api, cronExpr="0 * * * *", misfirePolicy="skip")
     zone = "UPDATE job_info SET timezone = :zone WHERE id = :id"
@@ -671,6 +701,66 @@ async def test_a_fixed_delay_whose_start_is_put_off_waits_for_it(api: Door) -> N
     await fired(api)
     assert len(await children(api.database, made)) == 1
     assert (await job(api, made))["nextTriggerTime"] == rfc3339(start)
+
+
+async def test_patch_tells_of_the_last_fire_that_it_comes_too_late_for(api: Door) -> None:
+    made = await schedule_of(api, maxFires=1)
+    await moved_back(api.database, made, HOUR)
+    told: list[Signal] = []
+    for topic in (WAKE, ENDED):
+        api.parts.ground.bus.subscribe(topic, told.append)
+    refused = await patch(api, made, endAt="2100-01-01T00:00:00Z")
+    assert (refused.status_code, refused.json()["jobStatus"]) == (409, "SUCCEEDED")
+    (child,) = await children(api.database, made)
+    wake = [child["queue_id"], child["priority"], child["next_trigger_time"]]
+    assert told == [[wake], [[made, ""]]]
+
+
+async def next_of(api: Door, schedule: int) -> Any:
+    return await value_of(
+        api.database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=schedule
+    )
+
+
+async def test_patch_of_a_fixed_delay_leaves_its_next_time_unless_it_is_told(api: Door) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await moved_back(api.database, made, HOUR // 2)
+    due = await next_of(api, made)
+    answer = await patch(api, made, endAt="2100-01-01T00:00:00Z")
+    assert answer.status_code == 200, answer.text
+    assert await next_of(api, made) == due
+    refused = await patch(api, made, endAt=rfc3339(due - 1))
+    assert refused.json()["code"] == "schedule_never_fires"
+    assert (await patch(api, made, intervalMs=2 * HOUR)).status_code == 200
+    assert await next_of(api, made) > due + HOUR
+
+
+@pytest.mark.parametrize("change_", [{"endAt": "2100-01-01T00:00:00Z"}, {"intervalMs": 2 * HOUR}])
+async def test_patch_of_a_fixed_delay_runs_what_was_due(api: Door, change_: dict[str, Any]) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await moved_back(api.database, made, HOUR + HOUR // 2)
+    answer = await patch(api, made, **change_)
+    assert answer.status_code == 200, answer.text
+    (child,) = await children(api.database, made)
+    assert await next_of(api, made) is None
+    await end_child(api.database, child["id"])
+    finished = (await children(api.database, made))[0]["finished_at"]
+    assert await next_of(api, made) == finished + change_.get("intervalMs", HOUR)
+
+
+@pytest.mark.parametrize("change_", [{"endAt": "2100-01-01T00:00:00Z"}, {"intervalMs": 2 * HOUR}])
+async def test_patch_of_a_paused_fixed_delay_leaves_what_is_due_to_its_resume(
+    api: Door, change_: dict[str, Any]
+) -> None:
+    made = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    await moved_back(api.database, made, HOUR + HOUR // 2)
+    await api.client.post(f"/openapi/jobs/{made}/pause")
+    assert (await patch(api, made, **change_)).status_code == 200
+    assert await children(api.database, made) == []
+    resumed = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "catchUp"})
+    assert resumed.status_code == 200, resumed.text
+    assert await fired(api) == 1
+    assert len(await children(api.database, made)) == 1
 
 
 async def test_what_waits_runs_once_its_schedule_lets_runs_overlap(api: Door) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -43,7 +43,7 @@ def lined_up(
     shares: Shares,
     *,
     weights: Mapping[int, float] | None = None,
-    pools: Mapping[int, Hashable] | None = None,
+    pools: Mapping[int, str] | None = None,
     quotas: Mapping[int, Quota] | None = None,
 ) -> SharedLine[Task] | OneTenantsLine[Task]:
     """Line up the tasks of one round."""
@@ -52,7 +52,7 @@ def lined_up(
         shares,
         tenant_of=tenant_of,
         weight_of=lambda tenant_id: (weights or {}).get(tenant_id, 1.0),
-        pool_of=lambda queue_id: (pools or {}).get(queue_id, "all"),
+        pool_of=lambda queue_id: frozenset([(pools or {}).get(queue_id, "all")]),
         now_ms=NOW,
         ageing_ms=AGEING,
         quotas=quotas,
@@ -225,5 +225,5 @@ def test_what_is_remembered_is_bounded() -> None:
     shares = Shares()
     for number in range(2 * MOST_POOLS):
         tasks = [Task(1, 10, 5, NOW), Task(2, 20, 5, NOW)]
-        dealt(lined_up(tasks, shares, pools={10: number, 20: number}), 2)
+        dealt(lined_up(tasks, shares, pools={10: f"w{number}", 20: f"w{number}"}), 2)
     assert len(shares.pools) <= MOST_POOLS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.turns import SHARE, Lane, Line, Turns
+from app.dispatch.turns import SHARE, Lane, Line, Turns, Workers
 
 NOW = 1_000_000
 AGEING = 60_000
@@ -32,6 +32,11 @@ def task(
     return Task(number, queue_id, priority, now - waited_ms)
 
 
+def one_pool(_queue_id: int) -> Workers:
+    """Let the same workers serve all queues."""
+    return frozenset(["w"])
+
+
 def dealt(
     tasks: Iterable[Task],
     slots: int,
@@ -39,9 +44,10 @@ def dealt(
     turns: Turns | None = None,
     ageing_ms: float = AGEING,
     now: int = NOW,
+    pool_of: Callable[[int], Workers] = one_pool,
 ) -> list[Task]:
     """Deal up to so many tasks."""
-    line = Line(tasks, turns or Turns(), now_ms=now, ageing_ms=ageing_ms)
+    line = Line(tasks, turns or Turns(), pool_of=pool_of, now_ms=now, ageing_ms=ageing_ms)
     order: list[Task] = []
     while len(order) < slots and (first := line.first()) is not None:
         order.append(first)
@@ -174,7 +180,7 @@ def test_queues_that_are_busy_do_not_take_the_aged_turns_of_a_quiet_one() -> Non
     ]
     quiet = [task(9000 + number, priority=9, queue_id=2) for number in range(40)]
     old = task(9999, priority=0, waited_ms=AGEING, queue_id=2)
-    line = Line([*busy, *quiet, old], turns, now_ms=NOW, ageing_ms=AGEING)
+    line = Line([*busy, *quiet, old], turns, pool_of=one_pool, now_ms=NOW, ageing_ms=AGEING)
     seen = 0
     while (first := line.first()) is not None and first != old:
         seen += first.queue_id == 2
@@ -183,9 +189,42 @@ def test_queues_that_are_busy_do_not_take_the_aged_turns_of_a_quiet_one() -> Non
     assert seen <= SHARE
 
 
+@pytest.mark.parametrize("before", range(5))
+def test_pools_whose_slots_come_free_in_turns_each_have_their_aged_turns(before: int) -> None:
+    """Five slots of one pool and five of the other are no ten of one."""
+    pools = {1: frozenset(["a"]), 2: frozenset(["a"]), 3: frozenset(["b"]), 4: frozenset(["b"])}
+    waiting = {
+        (high, low): [task(high * 100 + number, priority=9, queue_id=high) for number in range(5)]
+        + [
+            task(low * 100 + number, priority=0, waited_ms=AGEING, queue_id=low)
+            for number in range(5)
+        ]
+        for high, low in ((1, 2), (3, 4))
+    }
+    turns, got = Turns(), Counter[int]()
+    dealt(waiting[1, 2][:5], before, turns=turns, pool_of=pools.__getitem__)
+    for _ in range(2 * SHARE):
+        for mine in waiting.values():
+            order = dealt(mine, 5, turns=turns, pool_of=pools.__getitem__)
+            got.update(one.queue_id for one in order)
+    rounds = 2 * SHARE * 5
+    assert got[2] == got[4] == rounds // SHARE
+    assert got[1] == got[3] == rounds - rounds // SHARE
+
+
+def test_what_only_some_workers_of_a_pool_may_take_has_aged_turns_of_it() -> None:
+    pools = {1: frozenset(["a", "b"]), 2: frozenset(["b"]), 3: frozenset(["c"])}
+    flood = [task(number, priority=9) for number in range(40)]
+    old = task(1000, priority=0, waited_ms=AGEING, queue_id=2)
+    foreign = task(2000, priority=0, waited_ms=2 * AGEING, queue_id=3)
+    order = dealt([*flood, old, foreign], 40, pool_of=pools.__getitem__)
+    assert order.index(old) == SHARE - 1
+    assert foreign not in order
+
+
 def test_a_queue_without_a_slot_leaves_the_line_as_a_whole() -> None:
     tasks = [task(1, priority=9), task(2, priority=0), task(3, priority=5, queue_id=2)]
-    line = Line(tasks, Turns(), now_ms=NOW, ageing_ms=AGEING)
+    line = Line(tasks, Turns(), pool_of=one_pool, now_ms=NOW, ageing_ms=AGEING)
     assert line.first() == tasks[0]
     assert line.drop_queue() == 1
     assert line.first() == tasks[2]
