@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
@@ -24,16 +24,18 @@ CHECKED_AT_ONCE: Final = 20
 
 
 async def submit_batch(
-    submitter: Submitter, caller: Caller, body: bytes
+    submitter: Submitter, caller: Caller, body: bytes, weigh: Callable[[int], None]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Accept each job of a batch or refuse it, and return one item a job, in order.
 
-    The second are headers that tell what is left of the tenant's limits.
+    The second are headers that tell what is left of the tenant's limits. `weigh` is told how many
+    jobs they are as soon as that is known.
 
     Raises:
         Problem: the envelope itself is wrong; nothing was stored.
     """
     sent = _envelope(body)
+    weigh(len(sent))
     checked: list[Checked | Problem] = []
     for number, one in enumerate(sent, start=1):
         # One by one: the first job of a new queue makes it, the others find it.

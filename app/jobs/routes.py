@@ -124,7 +124,8 @@ def job_routes(
         """
         caller = await keys.caller(request)
         require_json(request)
-        answer, headers = await submit_batch(submitter, caller, await request.body())
+        body, stay = await request.body(), request.scope["stay"]
+        answer, headers = await submit_batch(submitter, caller, body, stay.weigh)
         return json_answer(answer, 200, headers)
 
     @router.get(
