@@ -518,6 +518,8 @@ async def test_pause_puts_on_record_what_is_missed(api: Door) -> None:
     await api.client.post(f"/openapi/jobs/{task}/pause")
     refused = await api.client.post(f"/openapi/jobs/{task}/resume", json={"missed": "skip"})
     assert refused.status_code == 422
+    resumed = await api.client.post(f"/openapi/jobs/{task}/resume", json={})
+    assert (resumed.status_code, resumed.json()["status"]) == (200, "WAITING")
 
 
 async def patch(api: Door, job_id: int, **fields: Any) -> Any:
