@@ -98,7 +98,11 @@ class Submitter:
         """
         checked = await self.checker.check(caller, parse_object(body))
         (checked,), headers = await self.admit(caller, [checked])
-        return replace(await self.enter(caller, checked), headers=headers)
+        try:
+            return replace(await self.enter(caller, checked), headers=headers)
+        except Problem as problem:
+            problem.headers = {**headers, **problem.headers}
+            raise
 
     async def admit(
         self, caller: Caller, checked: Sequence[Checked]
