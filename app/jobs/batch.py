@@ -38,14 +38,12 @@ async def submit_batch(
     weigh(len(sent))
     checked: list[Checked | Problem] = []
     for number, one in enumerate(sent, start=1):
-        # One by one: the first job of a new queue makes it, the others find it.
         checked.append(await _check(submitter, caller, one))
         if number % CHECKED_AT_ONCE == 0:
             await asyncio.sleep(0)
     try:
-        admitted, headers = await submitter.admit(
-            caller, [one for one in checked if isinstance(one, Checked)]
-        )
+        placed = await submitter.checker.place([one for one in checked if isinstance(one, Checked)])
+        admitted, headers = await submitter.admit(caller, placed)
     except DatabaseUnavailable:
         return {"items": [_refused(_unavailable()) for _ in checked]}, {}
     # Each in its place; those whose shape is wrong were not counted.

@@ -97,6 +97,8 @@ class Submitter:
             DatabaseUnavailable: nothing is known to be stored.
         """
         checked = await self.checker.check(caller, parse_object(body))
+        if checked.unknown_queue is not None:
+            (checked,) = await self.checker.place([checked])
         (checked,), headers = await self.admit(caller, [checked])
         try:
             return replace(await self.enter(caller, checked), headers=headers)
