@@ -314,7 +314,7 @@ def _problem(
     verb: str,
     job_id: int,
     answer: NotPossible | Unknown | Stale | TooFew | WouldLeak | WrongKind,
-) -> Problem:  # noqa: PLR0911 - one for each answer
+) -> Problem:
     match answer:
         case Unknown():
             return no_such_job(job_id)

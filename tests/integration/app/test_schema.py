@@ -74,7 +74,7 @@ def test_a_migration_is_committed_before_the_next_may_begin(engine: Engine) -> N
     statements: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        statements.append(statement.split("(")[0])
+        statements.append(statement.split("(", maxsplit=1)[0])
 
     def note_commit(_connection: Any) -> None:
         statements.append("COMMIT")
