@@ -572,3 +572,13 @@ UPDATE schema_revision SET revision = 12 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0012' WHERE alembic_version.version_num = '0011';
 
+-- Running upgrade 0012 -> 0013
+
+ALTER TABLE job_info MODIFY request_digest VARCHAR(2048) NULL;
+
+ALTER TABLE bulk_operation MODIFY rate DOUBLE NOT NULL COMMENT 'most changes a second';
+
+UPDATE schema_revision SET revision = 13 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0013' WHERE alembic_version.version_num = '0012';
+

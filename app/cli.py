@@ -332,6 +332,8 @@ def _up(
         UpSettings,
         {"worker_port": worker_port, "handlers": ",".join(handlers) or None},
     )
+    if 0 in (settings.port, own.worker_port):
+        _refuse("`oncue up` needs a --port and a --worker-port of 1 to 65535, not 0")
     # Until the servers run, either signal simply ends this process, and with it its children.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with exclusive_home(settings.home):

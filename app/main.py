@@ -52,7 +52,7 @@ from app.fleet.routes import fleet_routes
 from app.fleet.settler import Settler
 from app.ground import Ground, lay_ground
 from app.health import health_routes
-from app.jobs.batch import MAX_BATCH_BYTES
+from app.jobs.batch import MAX_BATCH_BYTES, MAX_JOBS
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
 from app.jobs.callback_routes import redelivery_routes
@@ -89,7 +89,7 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
 COUNT_SECONDS: Final = 2.0
 BATCH_JOB_BYTES: Final = 512
-"""A batch counts at the door as a job for each of so many bytes."""
+"""A batch counts at the door as a job for each of so many bytes, until it is read."""
 _BODY_LIMITS: Final = {
     "/internal/": MAX_INTERNAL_BODY_BYTES,
     "/openapi/jobs/batch": MAX_BATCH_BYTES,
@@ -391,7 +391,11 @@ def _shorten(app: ShortWays, edge: dict[str, Any], admission: Admission) -> None
     app.shorten(
         "submit_jobs",
         lambda route: Turnstile(
-            way(route), admission, longest=MAX_BATCH_BYTES, job_bytes=BATCH_JOB_BYTES
+            way(route),
+            admission,
+            longest=MAX_BATCH_BYTES,
+            job_bytes=BATCH_JOB_BYTES,
+            most_jobs=MAX_JOBS,
         ),
     )
 

@@ -1,8 +1,8 @@
 """The door under load: a submission that would wait too long is refused before its body is read.
 
-What was let in is never refused for want of room later, and what is refused costs next to
-nothing: else the refusals of a flood would take the time of what was let in. Calls of workers
-do not pass here.
+What was let in with its body is never refused for want of room later, and what is refused costs
+next to nothing: else the refusals of a flood would take the time of what was let in. A body that
+is still on the way takes no place but that of its bytes. Calls of workers do not pass here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, get_args
 
 import orjson
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.edge.pressure import Limits, Pressure, Why
 from app.edge.problems import MEDIA_TYPE, Problem
@@ -37,6 +37,8 @@ FEW: Final = 128
 """So many at once are let in however long they wait: else a rate could not be measured again."""
 SOME: Final = 256
 """So many at once are let in however late the event loop is: they fill commits."""
+FREE_UNITS: Final = 1000
+"""The few and the some are no more jobs than that: two batches, and not a third."""
 MIB: Final = 1024 * 1024
 OVERLOADED: Final = Problem("overloaded", "Repeat the same request after Retry-After.")
 _BODY: Final = orjson.dumps(OVERLOADED.document())
@@ -56,6 +58,7 @@ class Admission:
                 lag_seconds=settings.loop_lag_ms / 1000,
                 few=min(settings.submit_batch, FEW),
                 some=min(settings.submit_batch, SOME),
+                free_units=FREE_UNITS,
                 most_bytes=settings.submit_mib * MIB,
             )
         )
@@ -74,17 +77,22 @@ class Admission:
         """Stop measuring."""
         await self._loop.stop()
 
-    def refuses(self, now: float, size: int) -> bool:
-        """Tell whether a body of `size` bytes is refused now, and count it if so."""
-        why = self.pressure.why_not(now, size)
+    def refuses(self, now: float, declared: int) -> bool:
+        """Tell whether a body of `declared` bytes is refused by its head now; count it if so."""
+        pressure = self.pressure
+        why: Why | None = "memory" if pressure.lacks_room(declared) else pressure.why_not(now)
         if why is None:
             return False
+        self.note_refusal(now, why)
+        return True
+
+    def note_refusal(self, now: float, why: Why) -> None:
+        """Count a submission that is refused."""
         self._refusals[why].inc()
         if not self._refused:
             log.warning("overloaded", reason=why, expected_wait=round(self.wait_seconds, 3))
         self._refused += 1
         self._refused_at = now
-        return True
 
     @property
     def wait_seconds(self) -> float:
@@ -141,41 +149,111 @@ class Crowd:
         self._count -= 1
 
 
-class Turnstile:
-    """ASGI: lets a submission in or refuses it by its headers alone.
+class Stay:
+    """What one submission counts for, from its first byte until it is answered.
 
-    A body counts for a job each `job_bytes`, at least for one; without a length it counts for
-    `longest`.
+    A body counts for a job each `job_bytes`, for `most_jobs` at most, until it is weighed.
+    """
+
+    __slots__ = ("_admission", "_bytes", "_is_in", "_job_bytes", "_most_jobs", "_units")
+
+    def __init__(self, admission: Admission, job_bytes: int, most_jobs: int) -> None:
+        self._admission = admission
+        self._job_bytes = job_bytes
+        self._most_jobs = most_jobs
+        self._bytes = 0
+        self._units = 0
+        self._is_in = False
+
+    def take(self, size: int, *, is_last: bool) -> None:
+        """Hold a piece of the body; with the last one the submission is let in.
+
+        Raises:
+            Problem: `overloaded`.
+        """
+        now, pressure = time.monotonic(), self._admission.pressure
+        if pressure.lacks_room(size, own=self._bytes):
+            raise self._refusal(now, "memory")
+        pressure.hold(size)
+        self._bytes += size
+        if not is_last or self._is_in:
+            return
+        # Others may have come to their end before this one, which was looked at by its head.
+        if (why := pressure.why_not(now)) is not None:
+            raise self._refusal(now, why)
+        self._units = min(max(1, self._bytes // self._job_bytes), self._most_jobs)
+        self._is_in = True
+        pressure.enter(now, self._units)
+
+    def weigh(self, jobs: int) -> None:
+        """Count for so many jobs, which the body turned out to hold."""
+        self._admission.pressure.enter(time.monotonic(), jobs - self._units, requests=0)
+        self._units = jobs
+
+    def end(self) -> None:
+        """Count for nothing more."""
+        pressure = self._admission.pressure
+        pressure.hold(-self._bytes)
+        if self._is_in:
+            pressure.leave(time.monotonic(), self._units)
+
+    def _refusal(self, now: float, why: Why) -> Problem:
+        self._admission.note_refusal(now, why)
+        return Problem(
+            OVERLOADED.code,
+            OVERLOADED.detail,
+            retry_after_seconds=self._admission.retry_after(),
+        )
+
+
+class Turnstile:
+    """ASGI: lets a submission in or refuses it, by its headers alone where they are enough.
+
+    A body counts for a job each `job_bytes`, at least for one and for `most_jobs` at most. The
+    route finds its `Stay` in the scope as "stay".
     """
 
     def __init__(
-        self, app: ASGIApp, admission: Admission, *, longest: int, job_bytes: int | None = None
+        self,
+        app: ASGIApp,
+        admission: Admission,
+        *,
+        longest: int,
+        job_bytes: int = 1,
+        most_jobs: int = 1,
     ) -> None:
         self._app = app
         self._admission = admission
         self._longest = longest
-        self._job_bytes = job_bytes or longest
+        self._job_bytes = job_bytes
+        self._most_jobs = most_jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        size = self._size(scope)
-        now = time.monotonic()
-        if self._admission.refuses(now, size):
+        if self._admission.refuses(time.monotonic(), self._declared(scope)):
             await self._refuse(scope, send)
             return
-        pressure, units = self._admission.pressure, max(1, size // self._job_bytes)
-        pressure.enter(now, units, size)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            pressure.leave(time.monotonic(), units, size)
+        scope["stay"] = stay = Stay(self._admission, self._job_bytes, self._most_jobs)
 
-    def _size(self, scope: Scope) -> int:
+        async def counted() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                is_last = not message.get("more_body", False)
+                stay.take(len(message.get("body", b"")), is_last=is_last)
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            stay.end()
+
+    def _declared(self, scope: Scope) -> int:
+        """Return how long the body says it is; one that says nothing is counted as it comes."""
         for name, value in scope["headers"]:
             if name == b"content-length":
                 # One that is too long is refused where that is checked.
                 return min(int(value), self._longest) if value.isdigit() else self._longest
-        return self._longest
+        return 0
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")

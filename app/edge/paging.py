@@ -89,6 +89,29 @@ def decode_end(cursor: str | None) -> tuple[int, int] | None:
         raise _foreign() from None
 
 
+def encode_name(name: str) -> str:
+    """Hide the last name of a page, in a list that is in the order of its names."""
+    return base64.urlsafe_b64encode(f"3:{name}".encode()).decode().rstrip("=")
+
+
+def decode_name(cursor: str | None) -> str | None:
+    """Return the name in a cursor, or None without one.
+
+    Raises:
+        Problem: `validation_failed`, it is no cursor of ours.
+    """
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        version, colon, name = base64.urlsafe_b64decode(padded.encode()).decode().partition(":")
+        if version != "3" or not colon or not 1 <= len(name) <= MAX_KEY:
+            raise ValueError(cursor)
+        return name
+    except (binascii.Error, ValueError):
+        raise _foreign() from None
+
+
 def _has_controls(key: str) -> bool:
     # No `isprintable`: keys may have wide spaces, and what joins emoji.
     return any(ord(one) < ord(" ") or ord(one) == DELETE for one in key)

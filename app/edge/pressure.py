@@ -28,22 +28,28 @@ LONGEST_WAIT_SECONDS: Final = 3600.0
 class Limits:
     """What is still let in.
 
-    So many as `few` at once are let in however long they wait, and as `some` however late the
-    event loop is.
+    So many requests as `few` at once are let in however long they wait, and as `some` however late
+    the event loop is, both only while they are fewer units than `free_units`.
     """
 
     wait_seconds: float
     lag_seconds: float
     few: int
     some: int
+    free_units: int
     most_bytes: int
 
 
 class Pressure:
-    """What is under way, in units (one job each, about) and bytes; `now` is monotonic seconds."""
+    """What is under way; `now` is monotonic seconds.
+
+    Counted are requests and units (one job each, about) whose bodies are there, and the bytes of
+    bodies so far as they have come.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self.requests = 0
         self.units = 0
         self.bytes = 0
         self.lag_seconds = 0.0
@@ -53,16 +59,20 @@ class Pressure:
         self._done = 0
         self._most = 0
 
-    def why_not(self, now: float, size: int) -> Why | None:
-        """Say why nothing more is let in, or None; `size` is in bytes."""
+    def lacks_room(self, size: int, *, own: int = 0) -> bool:
+        """Tell whether `size` bytes more are too many, of one that has `own`: one alone fits."""
+        return self.bytes > own and self.bytes + size > self._limits.most_bytes
+
+    def why_not(self, now: float) -> Why | None:
+        """Say why nothing more is let in, or None."""
         self._roll(now)
-        if self.bytes and self.bytes + size > self._limits.most_bytes:
-            return "memory"
-        if self.units < self._limits.few:
+        limits = self._limits
+        free = self.units < limits.free_units
+        if free and self.requests < limits.few:
             return None
-        if self.units >= self._limits.some and self.lag_seconds > self._limits.lag_seconds:
+        if self.lag_seconds > limits.lag_seconds and not (free and self.requests < limits.some):
             return "lag"
-        return "wait" if self.wait_seconds() > self._limits.wait_seconds else None
+        return "wait" if self.wait_seconds() > limits.wait_seconds else None
 
     def wait_seconds(self) -> float:
         """Return how long a new one would wait: in the event loop, and for those before it."""
@@ -71,18 +81,22 @@ class Pressure:
         before = self.units / max(self._rate, self.units / LONGEST_WAIT_SECONDS)
         return self.lag_seconds + before
 
-    def enter(self, now: float, units: int, size: int) -> None:
-        """Count one that was let in."""
-        self._roll(now)
-        self.units += units
+    def hold(self, size: int) -> None:
+        """Count bytes that have come; a negative number are gone."""
         self.bytes += size
+
+    def enter(self, now: float, units: int, *, requests: int = 1) -> None:
+        """Count one that is let in; with no request, units that it has more, or fewer."""
+        self._roll(now)
+        self.requests += requests
+        self.units += units
         self._most = max(self._most, self.units)
 
-    def leave(self, now: float, units: int, size: int) -> None:
+    def leave(self, now: float, units: int) -> None:
         """Count one that is answered."""
         self._roll(now)
+        self.requests -= 1
         self.units -= units
-        self.bytes -= size
         self._done += units
 
     def note_lag(self, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
@@ -24,26 +24,26 @@ CHECKED_AT_ONCE: Final = 20
 
 
 async def submit_batch(
-    submitter: Submitter, caller: Caller, body: bytes
+    submitter: Submitter, caller: Caller, body: bytes, weigh: Callable[[int], None]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Accept each job of a batch or refuse it, and return one item a job, in order.
 
-    The second are headers that tell what is left of the tenant's limits.
+    The second are headers that tell what is left of the tenant's limits. `weigh` is told how many
+    jobs they are as soon as that is known.
 
     Raises:
         Problem: the envelope itself is wrong; nothing was stored.
     """
     sent = _envelope(body)
+    weigh(len(sent))
     checked: list[Checked | Problem] = []
     for number, one in enumerate(sent, start=1):
-        # One by one: the first job of a new queue makes it, the others find it.
         checked.append(await _check(submitter, caller, one))
         if number % CHECKED_AT_ONCE == 0:
             await asyncio.sleep(0)
     try:
-        admitted, headers = await submitter.admit(
-            caller, [one for one in checked if isinstance(one, Checked)]
-        )
+        placed = await submitter.checker.place([one for one in checked if isinstance(one, Checked)])
+        admitted, headers = await submitter.admit(caller, placed)
     except DatabaseUnavailable:
         return {"items": [_refused(_unavailable()) for _ in checked]}, {}
     # Each in its place; those whose shape is wrong were not counted.

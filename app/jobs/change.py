@@ -390,11 +390,12 @@ def _names_its_run(request: TriggerJob) -> bool:
     return "client_request_id" in request.model_fields_set
 
 
-def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"]:
+def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"] | None:
     try:
-        return ResumeJob.model_validate(sent).missed
+        asked = ResumeJob.model_validate(sent)
     except ValidationError as error:
         raise validation_problem(list(error.errors(include_url=False))) from None
+    return asked.missed if asked.model_fields_set else None
 
 
 def _trigger_request(sent: dict[str, Any]) -> TriggerJob:

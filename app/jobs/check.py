@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from pydantic import ValidationError
@@ -34,6 +36,17 @@ from app.plumbing.sealed import NoSecretKeys
 from app.plumbing.times import epoch_ms
 
 MAX_KNOWN_QUEUES: Final = 10_000
+QUEUES_AT_ONCE: Final = 100
+"""So many new queues one transaction may hold up all others for."""
+
+
+class QueueKey(NamedTuple):
+    """What makes two jobs wait in different queues."""
+
+    tenant_id: int
+    job_handler: str
+    requirement: str
+    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,8 @@ class Checked:
     refusal: Problem | None = None
     digest: str = ""
     """Of the request as it came; the stored one may be keyed."""
+    unknown_queue: QueueKey | None = None
+    """The queue that it needs and that is not known here: see `Checker.place`."""
 
 
 class Checker:
@@ -59,14 +74,14 @@ class Checker:
         self._min_interval_ms = ground.settings.min_interval_ms
         self._fleet = fleet
         self._partitions = ground.settings.dispatch_partitions
-        self._queues: dict[tuple[int, str, str, int], int] = {}
+        self._queues: dict[QueueKey, int] = {}
 
     async def check(self, caller: Caller, sent: dict[str, Any]) -> Checked:
-        """Check one job's shape and params and find its queue; nothing is stored yet.
+        """Check one job's shape and params, and look for its queue; nothing is stored yet.
 
         Raises:
             Problem: `validation_failed`.
-            DatabaseUnavailable: its queue is new and cannot be stored.
+            DatabaseUnavailable: what its handler takes is not known.
         """
         try:
             request = SubmitJob.model_validate(sent)
@@ -98,12 +113,12 @@ class Checker:
         refusal = refusal or closed
         if refusal is None:
             refusal = await refused_callback(self._fleet, request.callback_url)
-        queue_id = 0
+        queue_id, unknown = 0, None
         if refusal is None:
             partition = partition_of(caller.tenant_id, request.client_request_id, self._partitions)
-            queue_id = await self._queue(
-                caller.tenant_id, request.job_handler, requirement, partition
-            )
+            queue = QueueKey(caller.tenant_id, request.job_handler, requirement, partition)
+            queue_id = self._queues.get(queue, 0)
+            unknown = None if queue_id else queue
         new = NewJob(
             tenant_id=caller.tenant_id,
             client_request_id=request.client_request_id,
@@ -132,7 +147,34 @@ class Checker:
             labels=request.labels,
             schedule=schedule,
         )
-        return Checked(new, refusal, digest)
+        return Checked(new, refusal, digest, unknown)
+
+    async def place(self, checked: Sequence[Checked]) -> list[Checked]:
+        """Find, or make, the queues that are not known of these; a transaction for many of them.
+
+        Raises:
+            DatabaseUnavailable: they cannot be stored.
+        """
+        # In an order that all who make queues at once keep to.
+        keys = sorted({one.unknown_queue for one in checked if one.unknown_queue is not None})
+        found: dict[QueueKey, int] = {}
+        for start in range(0, len(keys), QUEUES_AT_ONCE):
+            some = keys[start : start + QUEUES_AT_ONCE]
+            ids = await self._database.write(partial(self._ensure, keys=some))
+            found.update(zip(some, ids, strict=True))
+        if len(self._queues) + len(found) > MAX_KNOWN_QUEUES * self._partitions:
+            self._queues.clear()
+        self._queues |= found
+        return [
+            one
+            if one.unknown_queue is None
+            else replace(
+                one,
+                new=replace(one.new, queue_id=found[one.unknown_queue]),
+                unknown_queue=None,
+            )
+            for one in checked
+        ]
 
     def _kept_params(self, request: SubmitJob, params: str | None) -> str | None:
         """Return params as they are stored.
@@ -156,29 +198,9 @@ class Checker:
         owner = owner_of(tenant_id, sent["clientRequestId"])
         return kept_digest(digest, secret, owner, self._sealer)
 
-    async def _queue(
-        self, tenant_id: int, job_handler: str, requirement: str, partition: int
-    ) -> int:
-        key = (tenant_id, job_handler, requirement, partition)
-        known = self._queues.get(key)
-        if known is not None:
-            return known
-
-        async def ensure(connection: AsyncConnection) -> int:
-            await open_partitions(connection, self._database, [partition])
-            return await ensure_queue(
-                connection,
-                self._database,
-                tenant_id=tenant_id,
-                job_handler=job_handler,
-                requirement=requirement,
-                partition=partition,
-            )
-
-        if len(self._queues) >= MAX_KNOWN_QUEUES * self._partitions:
-            self._queues.clear()
-        self._queues[key] = queue_id = await self._database.write(ensure)
-        return queue_id
+    async def _ensure(self, connection: AsyncConnection, keys: Sequence[QueueKey]) -> list[int]:
+        await open_partitions(connection, self._database, {key.partition for key in keys})
+        return [await ensure_queue(connection, self._database, **key._asdict()) for key in keys]
 
 
 def partition_of(tenant_id: int, request_id: str, partitions: int) -> int:

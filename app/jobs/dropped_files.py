@@ -7,8 +7,9 @@ import os
 import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import orjson
 
@@ -37,18 +38,21 @@ class DroppedFiles:
         day = datetime.fromtimestamp(at_ms / 1000, UTC).date()
         path = self._directory / f"dropped-{day}-{self._own}.ndjson.gz"
         is_new = not path.exists()
-        with path.open("ab") as file:
+        # Unbuffered: what a buffer still held when the disk was full would be written by `close`.
+        with path.open("ab", buffering=0) as file:
             _append(file, member)
         if is_new:
             _flush_directory(self._directory)
         return path
 
 
-def _append(file: BinaryIO, member: bytes) -> None:
+def _append(file: FileIO, member: bytes) -> None:
     before = file.seek(0, os.SEEK_END)
+    left = memoryview(member)
     try:
-        file.write(member)
-        file.flush()
+        while left:
+            # A disk that is nearly full takes a part of it.
+            left = left[file.write(left) :]
         os.fsync(file.fileno())
     except OSError:
         os.ftruncate(file.fileno(), before)

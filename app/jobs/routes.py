@@ -1,13 +1,14 @@
 """The routes of callers under `/openapi`."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from app.access.caller import Caller
 from app.access.keys import Gate
-from app.edge.paging import DEFAULT_LIMIT, decode_cursor, encode_cursor
+from app.edge.paging import DEFAULT_LIMIT, decode_name, encode_name
 from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
 from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
@@ -20,9 +21,10 @@ from app.jobs.wait import Waiters
 from app.lifecycle.nodes import read_nodes
 from app.plumbing.database import Database
 from app.settings import Settings
-from oncue.protocol import WorkerState
 
 MAX_WORKERS_LISTED = 10_000
+
+Named = TypeVar("Named")
 
 
 def job_routes(
@@ -124,7 +126,8 @@ def job_routes(
         """
         caller = await keys.caller(request)
         require_json(request)
-        answer, headers = await submit_batch(submitter, caller, await request.body())
+        body, stay = await request.body(), request.scope["stay"]
+        answer, headers = await submit_batch(submitter, caller, body, stay.weigh)
         return json_answer(answer, 200, headers)
 
     @router.get(
@@ -182,20 +185,14 @@ def job_routes(
         _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
     ) -> Response:
         """Return the workers and their load; those that died are shown as DOWN for a day."""
-        start = decode_cursor(cursor) or 0
+        after = decode_name(cursor)
         nodes = await database.read(
             lambda connection: read_nodes(connection, include_down=True, limit=MAX_WORKERS_LISTED)
         )
-        # In an order that no beat changes, or a page would leave some out.
-        nodes.sort(key=lambda node: (node.state is WorkerState.DOWN, node.worker_id))
-        page = nodes[start : start + limit]
-        more = start + limit < len(nodes)
-        return json_answer(
-            {
-                "items": [worker_view(node) for node in page],
-                "nextCursor": encode_cursor(start + limit) if more else None,
-            }
-        )
+        # By what no beat changes, and no death: else a page would leave some out.
+        named = {node.worker_id: node for node in nodes}
+        page, onward = _page(named, after, limit)
+        return json_answer({"items": [worker_view(node) for node in page], "nextCursor": onward})
 
     @router.get(
         "/handlers",
@@ -208,16 +205,17 @@ def job_routes(
         _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
     ) -> Response:
         """Return the handlers that live workers offer, by name."""
-        start = decode_cursor(cursor) or 0
-        offered = sorted((await fleet.handlers()).items())
-        page = offered[start : start + limit]
-        return json_answer(
-            {
-                "items": [handler_view(offer) for _, offer in page],
-                "nextCursor": encode_cursor(start + limit)
-                if start + limit < len(offered)
-                else None,
-            }
-        )
+        after = decode_name(cursor)
+        page, onward = _page(await fleet.handlers(), after, limit)
+        return json_answer({"items": [handler_view(offer) for offer in page], "nextCursor": onward})
 
     return router
+
+
+def _page(
+    named: Mapping[str, Named], after: str | None, limit: int
+) -> tuple[list[Named], str | None]:
+    """Return those behind `after` in the order of their names, and where to go on."""
+    names = sorted(name for name in named if after is None or name > after)
+    page = names[:limit]
+    return [named[name] for name in page], encode_name(page[-1]) if len(names) > limit else None

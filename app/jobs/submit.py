@@ -97,8 +97,14 @@ class Submitter:
             DatabaseUnavailable: nothing is known to be stored.
         """
         checked = await self.checker.check(caller, parse_object(body))
+        if checked.unknown_queue is not None:
+            (checked,) = await self.checker.place([checked])
         (checked,), headers = await self.admit(caller, [checked])
-        return replace(await self.enter(caller, checked), headers=headers)
+        try:
+            return replace(await self.enter(caller, checked), headers=headers)
+        except Problem as problem:
+            problem.headers = {**headers, **problem.headers}
+            raise
 
     async def admit(
         self, caller: Caller, checked: Sequence[Checked]

@@ -172,10 +172,11 @@ class _Lister:
         self._statuses = statuses or own
         self._values: dict[str, Any] = {"tenant": tenant_id}
         self._conditions = ["tenant_id = :tenant"]
+        self._has_handler = self._same("job_handler", "handler")
         if self._statuses:
             self._conditions.append(f"status IN ({in_list(self._statuses)})")
         for condition, name, value in (
-            ("job_handler = :handler", "handler", wanted.handler),
+            (self._has_handler, "handler", wanted.handler),
             ("created_at >= :created_from", "created_from", wanted.created_from),
             ("created_at < :created_to", "created_to", wanted.created_to),
         ):
@@ -190,6 +191,9 @@ class _Lister:
             )
         if wanted.name_prefix is not None:
             self._conditions.append("SUBSTR(job_name, 1, :length) = :prefix")
+            if not sqlite:
+                # As in `_same`.
+                self._conditions.append("CHAR_LENGTH(job_name) >= :length")
             self._values |= {"length": len(wanted.name_prefix), "prefix": wanted.name_prefix}
         if wanted.client_request_id is not None:
             self._values["request"] = wanted.client_request_id
@@ -201,10 +205,17 @@ class _Lister:
                     self._conditions.append(condition)
                     self._values[name] = value
 
+    def _same(self, column: str, value: str) -> str:
+        """Compare to the last space; to MySQL 'x' is 'x ' unless their lengths are compared."""
+        equal = f"{column} = :{value}"
+        if self._sqlite:
+            return equal
+        return f"{equal} AND CHAR_LENGTH({column}) = CHAR_LENGTH(:{value})"
+
     async def by_id(self, low: int, high: int) -> tuple[Sequence[RowMapping], int | None]:
         """Read a page in the order of ids by the index that the filter has."""
         if self._wanted.client_request_id is not None:
-            request = f"client_request_id = :request AND {_IDS}"
+            request = f"{self._same('client_request_id', 'request')} AND {_IDS}"
             return await self.read(request, low=low, high=high), None
         if self._wanted.label is not None:
             return await self.labelled(low, high)
@@ -244,8 +255,9 @@ class _Lister:
         name, value = self._wanted.label or ("", "")
         rows = await self._connection.execute(
             text(
-                f"SELECT job_id FROM job_label {self._labels}WHERE name = :name AND value = :value "
-                f"AND job_id >= :low AND job_id < :high ORDER BY job_id {self._order} LIMIT :limit"
+                f"SELECT job_id FROM job_label {self._labels}WHERE {self._same('name', 'name')} "
+                f"AND {self._same('value', 'value')} AND job_id >= :low AND job_id < :high "
+                f"ORDER BY job_id {self._order} LIMIT :limit"
             ),
             {"name": name, "value": value, "low": low, "high": high, "limit": FEW},
         )
@@ -263,7 +275,7 @@ class _Lister:
         if self._wanted.handler is not None:
             found = await self._connection.execute(
                 text(
-                    "SELECT id FROM queue WHERE job_handler = :handler AND tenant_id = :tenant "
+                    f"SELECT id FROM queue WHERE {self._has_handler} AND tenant_id = :tenant "
                     "LIMIT :limit"
                 ),
                 {
@@ -329,7 +341,8 @@ class _Lister:
             # A scalar, since an EXISTS may be turned round to begin with all jobs of the label.
             conditions.append(
                 "(SELECT value FROM job_label WHERE job_id = job_info.id "
-                "AND name = :label_name) = :label_value"
+                f"AND {self._same('name', 'label_name')} AND {self._same('value', 'label_value')}"
+                ") IS NOT NULL"
             )
             name, value = self._wanted.label
             values |= {"label_name": name, "label_value": value}

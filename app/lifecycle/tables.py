@@ -23,8 +23,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 12
+SCHEMA_REVISION: Final = 13
 """The revision of the schema that this code was written for."""
+_DIGEST: Final = String(2048).with_variant(String(1024), "sqlite")
+"""Longer than a digest with every field; SQLite, which bounds no text, was never told."""
 INLINE_BYTES: Final = 1024
 """Params and results up to this length live in their row, longer ones in `job_payload`."""
 
@@ -63,7 +65,7 @@ job_info = Table(
     _key(),
     Column("tenant_id", Integer, nullable=False, server_default="0"),
     Column("client_request_id", String(128)),
-    Column("request_digest", String(1024)),
+    Column("request_digest", _DIGEST),
     Column("submit_token", String(32)),
     Column("parent_id", BigInteger),
     Column("root_id", BigInteger),
@@ -378,7 +380,12 @@ bulk_operation = Table(
     Column("request_digest", String(1024), nullable=False),
     Column("action", String(16), nullable=False),
     Column("filter", Text, nullable=False, comment="JSON, as the caller sent it"),
-    Column("rate", Float, nullable=False, comment="most changes a second"),
+    Column(
+        "rate",
+        Double().with_variant(Float, "sqlite"),
+        nullable=False,
+        comment="most changes a second",
+    ),
     Column("status", SmallInteger, nullable=False),
     Column("until_id", BigInteger, nullable=False, comment="later jobs are not touched"),
     Column("after_id", BigInteger, nullable=False, comment="the last job that had its turn"),

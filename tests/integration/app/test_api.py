@@ -551,6 +551,28 @@ async def test_pages_of_workers_and_handlers_show_each_once(api: Door) -> None:
     assert [one["workers"] for one in shared] == [5]
 
 
+async def test_no_page_of_workers_and_handlers_leaves_one_out_while_others_come_and_die(
+    api: Door,
+) -> None:
+    for number in range(1, 6):
+        await api.beat(f"w{number}", handlers=[f"h{number}"])
+    for path, key, name in (
+        ("/openapi/workers", "workerId", "w{}#boot"),
+        ("/openapi/handlers", "name", "h{}"),
+    ):
+        first = (await api.client.get(f"{path}?limit=2")).json()
+        assert [one[key] for one in first["items"]] == [name.format(1), name.format(2)]
+        # One comes before what was read, and one of those that were read dies.
+        await api.beat("w0", handlers=["h0"])
+        await change(api.database, "UPDATE worker_node SET state = 'DOWN' WHERE id = 'w1#boot'")
+        api.parts.fleet._expire()
+        rest = (await api.client.get(f"{path}?cursor={first['nextCursor']}")).json()
+        assert [one[key] for one in rest["items"]] == [name.format(n) for n in (3, 4, 5)]
+        await change(api.database, "UPDATE worker_node SET state = 'UP' WHERE id = 'w1#boot'")
+        await change(api.database, "DELETE FROM worker_node WHERE id = 'w0#boot'")
+        api.parts.fleet._expire()
+
+
 async def test_a_silent_worker_is_listed_but_its_handlers_are_not(api: Door) -> None:
     await api.beat("silent", handlers=["lonely"])
     await change(api.database, "UPDATE worker_node SET last_heartbeat = last_heartbeat - 20000")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.plumbing.database import Database
-from tests.integration.app.rig import Door, body_of, door, value_of
+from tests.integration.app.rig import Door, body_of, door, rows_of, value_of
 from tests.support.engines import Engine, migrated
 
 
@@ -63,27 +63,50 @@ async def test_each_job_of_a_batch_is_answered_on_its_own_in_order(api: Door) ->
             assert job == {k: v for k, v in item.items() if k != "httpStatus"} | {"warnings": []}
 
 
-async def test_500_jobs_of_a_new_handler_enter_in_one_commit(
-    api: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writes = 0
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was written in a transaction of its own."""
+    written: list[Any] = []
     write = Database.write
 
     async def counted(self: Database, work: Any) -> Any:
-        nonlocal writes
-        writes += 1
+        written.append(work)
         return await write(self, work)
 
     monkeypatch.setattr(Database, "write", counted)
+    return written
+
+
+async def test_500_jobs_of_a_new_handler_enter_in_one_commit(api: Door, writes: list[Any]) -> None:
     answer = await sent(api, [body_of(f"r{n}", jobHandler="new") for n in range(500)])
     items = answer.json()["items"]
     assert [one["clientRequestId"] for one in items] == [f"r{n}" for n in range(500)]
     assert {one["httpStatus"] for one in items} == {202}
     assert await stored(api.database) == 500
-    assert writes == 2  # one of them stores the queue of the new handler
+    assert len(writes) == 2  # one of them stores the queue of the new handler
     again = await sent(api, [body_of(f"r{n}", jobHandler="new") for n in range(500)])
     assert [one["jobId"] for one in again.json()["items"]] == [one["jobId"] for one in items]
     assert await stored(api.database) == 500
+
+
+async def test_the_queues_of_many_new_handlers_are_stored_together(
+    api: Door, writes: list[Any]
+) -> None:
+    jobs = [body_of(jobHandler=f"new-{n % 200}", labels={"worker.a": "b"}) for n in range(400)]
+    answer = await sent(api, [*jobs, body_of(jobHandler="")])
+    statuses = [one["httpStatus"] for one in answer.json()["items"]]
+    assert statuses == [202] * 400 + [422]
+    assert len(writes) == 3  # two of them store the queues
+    placed = await rows_of(
+        api.database,
+        "SELECT j.job_handler AS of_job, q.job_handler AS of_queue, q.requirement "
+        "FROM job_info AS j JOIN queue AS q ON q.id = j.queue_id",
+    )
+    assert len(placed) == 400
+    assert all(row["of_job"] == row["of_queue"] and row["requirement"] for row in placed)
+    writes.clear()
+    await sent(api, [{**job, "clientRequestId": f"more-{n}"} for n, job in enumerate(jobs)])
+    assert len(writes) == 1
 
 
 @pytest.mark.parametrize(

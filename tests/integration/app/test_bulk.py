@@ -190,6 +190,11 @@ async def test_many_jobs_have_one_turn_each_in_the_order_of_their_ids(
         )
 
 
+async def test_a_rate_is_shown_as_it_was_sent(api: Door) -> None:
+    operation_id = await started(api, "cancel", {"handler": "echo"}, ratePerSecond=333.3333333333)
+    assert (await look(api, operation_id))["ratePerSecond"] == 333.3333333333
+
+
 async def test_pause_resume_and_retry_are_those_of_the_single_verbs(api: Door) -> None:
     database = api.database
     waiting = await insert(database, 3, labels={"a": "b"})

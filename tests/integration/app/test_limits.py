@@ -116,6 +116,15 @@ async def test_beyond_its_rate_a_new_job_is_429_and_a_repeat_never(api: Door) ->
     assert await value_of(api.database, "SELECT COUNT(*) FROM job_info") == 1
 
 
+async def test_a_submission_that_was_counted_and_refused_tells_what_is_left(api: Door) -> None:
+    await limit(api, submissionsPerSecond=5.0)
+    await api.submitted(clientRequestId="taken")
+    conflict = await api.submit("taken", params=1)
+    assert (conflict.status_code, conflict.json()["code"]) == (409, "request_conflict")
+    assert conflict.headers["RateLimit-Policy"] == '"submissions";q=5;w=1'
+    assert conflict.headers["RateLimit"].startswith('"submissions";r=')
+
+
 async def test_of_a_batch_as_many_as_there_is_room_for_are_taken_in_order(api: Door) -> None:
     await limit(api, submissionsPerSecond=5.0)
     known = (await api.submit("known")).json()["jobId"]

@@ -134,6 +134,33 @@ async def test_each_filter_finds_its_own(api: Door) -> None:
             assert await ids(api, **query, limit=limit) == expected, query
 
 
+async def test_a_filter_is_compared_to_its_last_space(api: Door) -> None:
+    short = await api.submitted(
+        clientRequestId="one", jobName="Report", jobHandler="echo", labels={"t": "x"}
+    )
+    long = await api.submitted(jobName="Report of June", jobHandler="other", labels={"t": "x "})
+    await change(api.database, "UPDATE job_info SET status = 2, finished_at = 1800000000000")
+    ranges: list[dict[str, str]] = [{}, {"finishedFrom": "2020-01-01T00:00:00Z"}]
+    for more in ranges:
+        for name, value, found in (
+            ("namePrefix", "Report", {short, long}),
+            ("namePrefix", "Report ", {long}),
+            ("label", "t=x", {short}),
+            ("label", "t=x ", {long}),
+            ("label", "t =x", set[int]()),
+            ("handler", "echo", {short}),
+            ("handler", "echo ", set[int]()),
+            ("clientRequestId", "one", {short}),
+            ("clientRequestId", "one ", set[int]()),
+        ):
+            answer = await api.client.get("/openapi/jobs", params={name: value, **more})
+            assert {job["jobId"] for job in answer.json()["items"]} == found, (name, value, more)
+    asked = {"action": "retry", "filter": {"namePrefix": "Report "}, "dryRun": True}
+    await change(api.database, "UPDATE job_info SET status = 3")
+    counted = (await api.client.post("/openapi/bulk", json=asked)).json()
+    assert counted["matched"] == 1
+
+
 async def test_a_range_of_creation_goes_with_every_filter(api: Door) -> None:
     database = api.database
     made = await insert(database, 20, labels={"team": "x"})

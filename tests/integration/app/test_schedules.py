@@ -20,6 +20,7 @@ from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.bus import ENDED, WAKE, Signal
 from app.plumbing.database import Database
+from app.plumbing.sealed import draw_key
 from app.plumbing.times import rfc3339
 from app.schedules.decide import spread_ms_of
 from app.schedules.spawn import fire_locked
@@ -125,6 +126,48 @@ async def job(api: Door, job_id: int) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+async def test_a_schedule_may_be_sent_with_every_field_that_it_can_have(
+    migrated_engine: Engine,
+) -> None:
+    fields: dict[str, Any] = {
+        "clientRequestId": "with-everything",
+        "params": {"a": 1},
+        "callbackUrl": "https://93.184.216.34/x",
+        "callbackEvents": ["succeeded"],
+        "callbackHeaders": {"x-key": {"secret": "y"}},
+        "cronExpr": "0 9 * * *",
+        "cronDialect": "unix",
+        "timezone": "Europe/Berlin",
+        "dstGap": "shift",
+        "dstFold": "first",
+        "startAt": "2035-01-01T00:00:00Z",
+        "endAt": "2036-01-01T00:00:00Z",
+        "maxFires": 10,
+        "jitterMs": 1000,
+        "misfirePolicy": "all",
+        "misfireCap": 10,
+        "misfireSpacingMs": 1000,
+        "catchUpWindowMs": HOUR,
+        "overlapPolicy": "queue",
+        "priority": 5,
+        "timeoutMs": 1000,
+        "maxRetry": 3,
+        "retryIntervalSeconds": 60,
+        "retryBackoff": "fixed",
+        "concurrencyKey": "k",
+        "concurrencyLimit": 1,
+        "rateKey": "r",
+        "ratePerSecond": 1.0,
+        "labels": {"a": "b"},
+        "secretParams": True,
+        "secretResult": True,
+    }
+    async with door(migrated_engine, secret_keys=draw_key()) as api:
+        schedule = await api.submitted(**fields)
+        again = await api.submit(**fields)
+        assert (again.status_code, again.json()["jobId"]) == (200, schedule)
 
 
 async def test_a_schedule_fires_at_its_time_and_its_child_inherits(api: Door) -> None:
@@ -476,6 +519,8 @@ async def test_pause_puts_on_record_what_is_missed(api: Door) -> None:
     await api.client.post(f"/openapi/jobs/{task}/pause")
     refused = await api.client.post(f"/openapi/jobs/{task}/resume", json={"missed": "skip"})
     assert refused.status_code == 422
+    resumed = await api.client.post(f"/openapi/jobs/{task}/resume", json={})
+    assert (resumed.status_code, resumed.json()["status"]) == (200, "WAITING")
 
 
 async def patch(api: Door, job_id: int, **fields: Any) -> Any:

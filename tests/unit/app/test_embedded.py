@@ -6,8 +6,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from app import embedded
+from app.cli import app
 from app.embedded import exclusive_home, wait_for_port
 from app.serve import StartRefused
 
@@ -34,3 +36,11 @@ def test_a_port_in_use_is_told_long_before_it_is_given_up(monkeypatch: pytest.Mo
     assert once.startswith(f"127.0.0.1:{port} cannot be used yet (Address already in use)")
     wait_for_port("127.0.0.1", port, said.append)
     assert said == [once]
+
+
+@pytest.mark.parametrize("port", ["--port", "--worker-port"])
+def test_a_port_that_nobody_could_know_is_refused(port: str, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ("up", port, "0", "--home", str(tmp_path / "home")))
+    assert told.exit_code == 2
+    assert "1 to 65535" in told.stderr
+    assert not (tmp_path / "home").exists()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,37 @@ def test_what_could_not_be_flushed_leaves_no_trace_in_the_file(
     assert (tomorrow != path, lines(tomorrow)) == (True, [4])
     # Another process has a file of its own: a member that it broke off spoils no other's.
     assert DroppedFiles(tmp_path).keep([{"jobId": 5}], NOON) not in (path, tomorrow)
+
+
+_FULL_DISK = """
+import json, os, resource, sys
+from pathlib import Path
+from app.jobs.dropped_files import DroppedFiles
+
+directory, count, room = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+files = DroppedFiles(directory)
+size = files.keep([{"jobId": 1}], 0).stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
+try:
+    files.keep([{"jobId": 2, "rows": os.urandom(count).hex()}], 0)
+except OSError as error:
+    print(error.errno)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(files.keep([{"jobId": 3}], 0))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of a file's size")
+@pytest.mark.parametrize(("count", "room"), [(500, 0), (500, 300), (4000, 3500), (100_000, 50_000)])
+def test_what_only_a_part_of_fitted_on_the_disk_leaves_no_trace_in_the_file(
+    tmp_path: Path, count: int, room: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(tmp_path), str(count), str(room)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    number, path = done.stdout.split()
+    assert int(number) == errno.EFBIG
+    assert lines(Path(path)) == [1, 3]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from app.edge.pressure import FIRST_RATE, FORGOTTEN_SECONDS, WINDOW_SECONDS, Limits, Pressure
 
-LIMITS = Limits(wait_seconds=0.5, lag_seconds=0.1, few=20, some=100, most_bytes=10_000)
+LIMITS = Limits(
+    wait_seconds=0.5, lag_seconds=0.1, few=20, some=100, free_units=1000, most_bytes=10_000
+)
 STEP = 0.01
 
 
@@ -15,18 +17,18 @@ def flooded(pressure: Pressure, *, rate: float, seconds: float, start: float = 0
         now = start + step * STEP
         done += rate * STEP
         while done >= 1 and pressure.units:
-            pressure.leave(now, 1, 1)
+            pressure.leave(now, 1)
             done -= 1
         done = min(done, 1)
-        while let_in < 10**6 and pressure.why_not(now, 1) is None:
-            pressure.enter(now, 1, 1)
+        while let_in < 10**6 and pressure.why_not(now) is None:
+            pressure.enter(now, 1)
             let_in += 1
     return let_in
 
 
 def limits(**changes: float) -> Limits:
     given = {"wait_seconds": 0.5, "lag_seconds": 0.1, "few": 20, "some": 100}
-    given |= {"most_bytes": 10**9, **changes}
+    given |= {"free_units": 1000, "most_bytes": 10**9, **changes}
     return Limits(**given)  # type: ignore[arg-type]
 
 
@@ -44,18 +46,18 @@ def test_a_few_are_let_in_even_if_nothing_is_answered() -> None:
     flooded(pressure, rate=0, seconds=10)
     most = round(0.5 * FIRST_RATE)
     assert 20 <= pressure.units <= most + 1
-    assert pressure.why_not(11.0, 1) == "wait"
+    assert pressure.why_not(11.0) == "wait"
     slow = Pressure(limits())
     for number in range(19):
-        slow.enter(number * WINDOW_SECONDS, 1, 1)
-    assert slow.why_not(100.0, 1) is None
+        slow.enter(number * WINDOW_SECONDS, 1)
+    assert slow.why_not(100.0) is None
 
 
 def test_a_database_that_comes_back_is_believed_again() -> None:
     pressure = Pressure(limits())
     flooded(pressure, rate=3000, seconds=2)
     flooded(pressure, rate=0, seconds=10, start=2)
-    assert pressure.why_not(12.0, 1) == "wait"
+    assert pressure.why_not(12.0) == "wait"
     flooded(pressure, rate=3000, seconds=3, start=12)
     assert flooded(pressure, rate=3000, seconds=1, start=15) >= 2800
 
@@ -66,7 +68,7 @@ def test_a_rate_of_long_ago_says_nothing() -> None:
     assert pressure.wait_seconds() > 1
     now = 5.0
     while pressure.units:
-        pressure.leave(now, 1, 1)
+        pressure.leave(now, 1)
     later = now + 2 * FORGOTTEN_SECONDS
     let_in = flooded(pressure, rate=FIRST_RATE, seconds=1, start=later)
     assert let_in >= FIRST_RATE
@@ -75,20 +77,44 @@ def test_a_rate_of_long_ago_says_nothing() -> None:
 def test_a_late_event_loop_stops_all_but_some() -> None:
     pressure = Pressure(limits())
     pressure.note_lag(0.2)
-    assert pressure.why_not(0.0, 1) is None
+    assert pressure.why_not(0.0) is None
     for _ in range(100):
-        pressure.enter(0.0, 1, 1)
-    assert pressure.why_not(0.0, 1) == "lag"
+        pressure.enter(0.0, 1)
+    assert pressure.why_not(0.0) == "lag"
     for _ in range(10):
         pressure.note_lag(0.001)
-    assert pressure.why_not(0.0, 1) is None
+    assert pressure.why_not(0.0) is None
 
 
 def test_bytes_are_bounded_but_a_single_body_always_fits() -> None:
     pressure = Pressure(LIMITS)
-    assert pressure.why_not(0.0, 50_000) is None
-    pressure.enter(0.0, 1, 6000)
-    assert pressure.why_not(0.0, 4000) is None
-    assert pressure.why_not(0.0, 4001) == "memory"
-    pressure.leave(0.0, 1, 6000)
-    assert pressure.why_not(0.0, 4001) is None
+    assert not pressure.lacks_room(50_000)
+    pressure.hold(6000)
+    assert not pressure.lacks_room(4000)
+    assert pressure.lacks_room(4001)
+    assert not pressure.lacks_room(50_000, own=6000)
+    pressure.hold(-6000)
+    assert not pressure.lacks_room(4001)
+
+
+def test_one_batch_that_takes_long_keeps_no_single_submission_out() -> None:
+    pressure = Pressure(limits())
+    pressure.enter(0.0, 500)
+    pressure.note_lag(0.2)
+    for step in range(1, 200):
+        now = step * STEP
+        assert pressure.why_not(now) is None
+        pressure.enter(now, 1)
+        pressure.leave(now, 1)
+    assert pressure.wait_seconds() > 0.5, "the law alone would refuse them"
+
+
+def test_many_jobs_in_a_few_batches_are_as_many_as_single_ones() -> None:
+    pressure = Pressure(limits())
+    for _ in range(2):
+        assert pressure.why_not(0.0) is None
+        pressure.enter(0.0, 500)
+    pressure.note_lag(0.2)
+    assert pressure.why_not(0.0) == "lag"
+    pressure.enter(0.0, -400, requests=0)
+    assert pressure.why_not(0.0) is None, "one was smaller than it looked"

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from app.edge.paging import decode_cursor, encode_cursor
 from app.edge.problems import STATUS_OF, TITLE_OF, Problem, problem_response, validation_problem
-from app.jobs.digest import differing_fields, request_digest
+from app.jobs.digest import differing_fields, kept_digest, request_digest
+from app.jobs.requests import SubmitJob
+from app.lifecycle import tables
 from app.lifecycle.requirement import MAX_LENGTH, RequirementTooLong, meets, requirement_of
 from app.plumbing.database import keep_first
 from app.plumbing.json_text import Unencodable, plain_json
+from app.plumbing.sealed import Sealer, draw_key
 from app.plumbing.times import epoch_ms, rfc3339
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -95,6 +98,16 @@ def test_a_digest_does_not_depend_on_the_order_of_keys_nor_on_nulls(
     other = dict(reversed([*sent.items(), ("zzz", None)]))
     assert request_digest(sent) == request_digest(other)
     assert differing_fields(request_digest(sent), request_digest(other)) == []
+
+
+def test_a_digest_of_every_field_fits_its_column_half_of_them_keyed() -> None:
+    fields = [str(field.alias) for field in SubmitJob.model_fields.values()]
+    assert "clientRequestId" in fields
+    digest = request_digest(dict.fromkeys(fields, 1))
+    kept = kept_digest(digest, fields[::2], "1:" + "x" * 128, Sealer(draw_key()))
+    assert kept.count(".") >= len(fields) // 2
+    room = tables.job_info.c.request_digest.type.length  # type: ignore[attr-defined]
+    assert len(kept) <= room
 
 
 def test_a_digest_tells_which_fields_differ() -> None:
