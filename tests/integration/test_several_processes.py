@@ -19,7 +19,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from app import supervise
-from tests.support.child import Child
+from tests.support.child import Child, is_running
 from tests.support.engines import Engine
 from tests.support.ports import free_port
 from tests.support.processes import NewPlatform, Platform, Service
@@ -105,7 +105,7 @@ def test_all_answer_one_that_is_killed_is_replaced_and_sigterm_drains_all(
     running = platform.submit("record", {"ms": 300})
     last = children_of(service)
     assert service.terminate() == 0
-    assert not [pid for pid in last if psutil.pid_exists(pid)]
+    assert not [pid for pid in last if is_running(pid)]
     service.start()
     assert platform.ended(running)["status"] == "SUCCEEDED"
     starts = [line for line in platform.record(running) if line.event == "start"]
@@ -139,7 +139,7 @@ def test_they_end_when_the_process_that_keeps_them_is_killed(sqlite_platform: Pl
     left = children_of(service)
     service.child.kill_alone()
     until(
-        lambda: not [pid for pid in left if psutil.pid_exists(pid)],
+        lambda: not [pid for pid in left if is_running(pid)],
         40,
         what="the others to end",
     )
