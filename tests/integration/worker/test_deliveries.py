@@ -140,7 +140,7 @@ async def test_a_success_counts_even_if_its_body_never_ends(
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     delivery = make_delivery(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-    async with open_worker(callback_timeout_seconds=0.5) as parts:
+    async with open_worker(callback_timeout_seconds=2) as parts:
         parts.deliverer.take([delivery])
         result = await tried(dispatcher, delivery)
     server.close()
