@@ -222,7 +222,7 @@ async def test_only_those_wait_for_a_count_for_whom_what_is_known_would_not_do(
 
 
 async def test_those_who_come_at_once_share_what_there_is(api: Door) -> None:
-    rate = 10.0
+    rate = 5.0
     await limit(api, submissionsPerSecond=rate)
     began = time.monotonic()
     answers = await asyncio.gather(*(api.submit() for _ in range(60)))
