@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
@@ -35,7 +36,15 @@ MOSTLY_WAITING = ("promises", "e2e")
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C: a shell starts background jobs with it ignored, and children inherit that."""
+    """Take Ctrl-C, and send nothing of ours to a proxy.
+
+    A shell starts background jobs with Ctrl-C ignored, and children inherit that. A developer's
+    proxy does not know the servers of the tests.
+    """
+    for name in ("NO_PROXY", "no_proxy"):
+        given = os.environ.get(name, "").split(",")
+        missing = [host for host in ("127.0.0.1", "localhost") if host not in given]
+        os.environ[name] = ",".join([*filter(None, given), *missing])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

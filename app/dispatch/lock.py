@@ -144,6 +144,8 @@ class DispatchLock:
             await self._extend()
 
     async def _compete(self) -> None:
+        # Before it is asked: it may be released, and that be heard, before its refusal arrives.
+        self._free.clear()
         sent = time.monotonic()
         if self._wanted and self._clock.may_dispatch:
             # From here on the lock may be ours, whether or not the answer comes back.
@@ -152,7 +154,6 @@ class DispatchLock:
                 await self._begin(sent)
                 return
             self._may_own = False
-        self._free.clear()
         try:
             async with asyncio.timeout(TRY_SECONDS):
                 await self._free.wait()

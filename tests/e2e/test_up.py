@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.child import Child
+from tests.support.missing import not_tested_here
 from tests.support.ports import free_port
 from tests.support.processes import ENDED, ROOT
 from tests.support.wait import until
@@ -97,6 +99,13 @@ class Up:
 
 
 @pytest.fixture
+def curl() -> None:
+    """What the README's commands need beside the platform."""
+    if shutil.which("curl") is None:
+        not_tested_here("the README's commands", "no curl found")
+
+
+@pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
     """A platform that is not started yet and leaves nothing."""
     found = Up(tmp_path)
@@ -110,6 +119,7 @@ def first_examples() -> list[str]:
     return blocks[:2]
 
 
+@pytest.mark.usefixtures("curl")
 def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: Up) -> None:
     up.start()
     submit, wait = first_examples()
@@ -131,6 +141,7 @@ def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: 
     until(lambda: up.processes() == [], 5, what="everything to be gone")
 
 
+@pytest.mark.usefixtures("curl")
 def test_with_a_key_callers_are_asked_for_it_and_it_stays_the_same(up: Up) -> None:
     up.environment["ONCUE_WITH_KEY"] = "true"
     up.child = up._child()

@@ -110,6 +110,12 @@ class Small(Doorway):
     most_connections = 3
 
 
+class Patient(Small):
+    """As narrow, but it waits."""
+
+    idle_seconds = head_seconds = body_seconds = 60
+
+
 async def _echo(scope: Any, receive: Any, send: Any) -> None:
     body, more = b"", True
     while more:
@@ -123,9 +129,9 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def door() -> AsyncIterator[int]:
+async def door(kind: type[Doorway] = Small) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(_echo, http=Small, lifespan="off", log_config=None, ws="none")
+    config = uvicorn.Config(_echo, http=kind, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([listener]))
     try:
@@ -175,7 +181,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 async def test_a_request_has_so_many_bytes_and_so_much_time(
     parts: tuple[bytes, ...], pause: float, status: int
 ) -> None:
-    async with door() as port:
+    async with door(Small if status == 408 else Patient) as port:
         answer = await _talk(port, *parts, pause=pause)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
     if status != 200:
@@ -186,6 +192,7 @@ async def test_a_request_has_so_many_bytes_and_so_much_time(
 async def test_a_connection_without_a_request_is_closed_and_so_is_one_too_many() -> None:
     async with door() as port:
         assert await _talk(port) == b""
+    async with door(Patient) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await _talk(port, HEAD + b"\r\n") == b""
         for _, writer in held:

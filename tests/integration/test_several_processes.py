@@ -19,14 +19,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from app import supervise
-from tests.support.child import Child
+from tests.support.child import Child, is_running
 from tests.support.engines import Engine
 from tests.support.ports import free_port
 from tests.support.processes import NewPlatform, Platform, Service
 from tests.support.wait import until, until_async
 
 PROCESSES = 3
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 
 
 def children_of(service: Service) -> set[int]:
@@ -53,7 +53,7 @@ def answering(url: str, pids: Callable[[], set[int]]) -> set[int]:
         seen.add(int(instance_at(url).rpartition(":")[2]))
         return seen >= pids()
 
-    until(all_answer, 60, what="every process to answer")
+    until(all_answer, 120, what="every process to answer")
     return seen
 
 
@@ -95,7 +95,7 @@ def test_all_answer_one_that_is_killed_is_replaced_and_sigterm_drains_all(
     os.kill(killed, signal.SIGKILL)
     until(
         lambda: len(children_of(service) - {killed}) == PROCESSES,
-        30,
+        60,
         what="another in the place of the one that was killed",
     )
     assert killed not in children_of(service)
@@ -105,7 +105,7 @@ def test_all_answer_one_that_is_killed_is_replaced_and_sigterm_drains_all(
     running = platform.submit("record", {"ms": 300})
     last = children_of(service)
     assert service.terminate() == 0
-    assert not [pid for pid in last if psutil.pid_exists(pid)]
+    assert not [pid for pid in last if is_running(pid)]
     service.start()
     assert platform.ended(running)["status"] == "SUCCEEDED"
     starts = [line for line in platform.record(running) if line.event == "start"]
@@ -129,7 +129,7 @@ def test_they_share_the_partitions_and_each_is_asked_at_a_port_of_its_own(
         assert f'instance="{instance_at(url)}"' in line
         return int(float(line.split()[1]))
 
-    until(lambda: [held(url) for url in urls] == [2, 2, 2], 30, what="even shares")
+    until(lambda: [held(url) for url in urls] == [2, 2, 2], 120, what="even shares")
     assert len({instance_at(url) for url in urls}) == PROCESSES
     assert service.terminate() == 0
 
@@ -139,8 +139,8 @@ def test_they_end_when_the_process_that_keeps_them_is_killed(sqlite_platform: Pl
     left = children_of(service)
     service.child.kill_alone()
     until(
-        lambda: not [pid for pid in left if psutil.pid_exists(pid)],
-        40,
+        lambda: not [pid for pid in left if is_running(pid)],
+        60,
         what="the others to end",
     )
 
@@ -162,7 +162,7 @@ def test_it_ends_with_an_error_when_they_cannot_start(
             directory=tmp_path,
         )
         child.start()
-        assert child.wait(60) == 2
+        assert child.wait(150) == 2
     said = child.log_tail()
     assert ("is the port in use?" if why == "port" else "run `oncue migrate`") in said
 

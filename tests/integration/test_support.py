@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from oncue import sign_webhook
-from tests.support.child import Child, ChildDied, ChildrenLeft
+from tests.support.child import Child, ChildDied, ChildrenLeft, Process, is_running
 from tests.support.engines import Engine, migrated
 from tests.support.mariadb import PrivateMariaDB
 from tests.support.missing import not_tested_here
@@ -117,15 +117,29 @@ def test_a_kill_ends_the_children_too(tmp_path: Path) -> None:
     child.start(ready=child.log_tail)
     grandchild = int(child.log_tail())
     child.kill()
-    until(lambda: not _runs(grandchild), what="the grandchild to end")
+    until(lambda: not is_running(grandchild), what="the grandchild to end")
+
+
+class WithoutAGroup(Child):
+    """As a copy is between its beginning and its own session."""
+
+    def _begin(self) -> Process:
+        return subprocess.Popen(self._command)
+
+
+def test_a_kill_ends_what_is_in_no_group_of_its_own_yet(tmp_path: Path) -> None:
+    child = WithoutAGroup("early", ["/bin/sleep", "20"], log=tmp_path / "log")
+    child.start()
+    child.kill()
+    assert child.exit_code == -signal.SIGKILL
 
 
 def test_children_left_by_an_orderly_end_are_told(tmp_path: Path) -> None:
     child = Child("parent", ["/bin/sh", "-c", "/bin/sleep 60 & echo $!"], log=tmp_path / "log")
     child.start()
     with pytest.raises(ChildrenLeft, match="sleep 60"):
-        child.wait()
-    until(lambda: not _runs(int(child.log_tail())), what="the grandchild to end")
+        child.wait(children_timeout=2)
+    until(lambda: not is_running(int(child.log_tail())), what="the grandchild to end")
 
 
 def test_a_killed_test_run_leaves_no_process_and_no_directory() -> None:
@@ -139,9 +153,9 @@ def test_a_killed_test_run_leaves_no_process_and_no_directory() -> None:
     ) as run:
         assert run.stdout is not None
         pid, directory = run.stdout.readline().split()
-        assert _runs(int(pid))
+        assert is_running(int(pid))
         run.send_signal(signal.SIGKILL)
-    until(lambda: not _runs(int(pid)), what="the server to end")
+    until(lambda: not is_running(int(pid)), what="the server to end")
     until(lambda: not Path(directory).exists(), what="its directory to go")
 
 
@@ -171,7 +185,3 @@ def test_receiver_verifies_a_signature_by_an_independent_package(receiver: Recei
 
 def _post(receiver: Receiver) -> int:
     return httpx.post(receiver.url(), content="{}", trust_env=False).status_code
-
-
-def _runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -16,10 +16,14 @@ def test_a_killed_workers_run_is_repeated_once_elsewhere_and_only_after_its_deat
 ) -> None:
     platform = new_platform(engine).start(workers=2)
     fields = {"retryIntervalSeconds": 0, "maxRetry": 1}
-    job_ids = [platform.submit("record", {"ms": 3000}, **fields) for _ in range(8)]
-    until(lambda: len(platform.record()) == len(job_ids), what="all runs to start")
-    victim = platform.record(job_ids[0])[0].worker
-    lost = {line.job_id for line in platform.record() if line.worker == victim}
+    job_ids = [platform.submit("record", {"ms": 6000}, **fields) for _ in range(8)]
+
+    def begun() -> dict[int, str]:
+        return {line.job_id: line.worker for line in platform.record() if line.event == "start"}
+
+    until(lambda: len(begun()) == len(job_ids), what="all runs to start")
+    victim = begun()[job_ids[0]]
+    lost = {job_id for job_id, worker in begun().items() if worker == victim}
     platform.services[victim].kill()
 
     for job_id in job_ids:

@@ -50,7 +50,11 @@ def test_a_higher_one_goes_before_whatever_was_not_handed_over_yet(
     platform.dispatcher()
     platform.worker(capacity=SLOTS)
     platform.wait_for_workers(1)
-    low = batch(platform, 200, priority=0, name="low")
+    low = [
+        job_id
+        for number in range(3)
+        for job_id in batch(platform, 200, priority=0, name=f"low-{number}")
+    ]
     begun(platform, lambda at: len(at) >= 10, "the backlog to be worked on")
     accepted_at: dict[int, float] = {}
     for priority in (3, 9, 5, 9):
@@ -73,7 +77,7 @@ def test_a_flood_that_is_replenished_starves_no_low_one(
     platform.dispatcher()
     platform.worker(capacity=SLOTS)
     platform.wait_for_workers(1)
-    flood = batch(platform, 200, priority=9, name="flood-0")
+    flood = batch(platform, 300, priority=9, name="flood-0")
     begun(platform, lambda at: len(at) >= 10, "the flood to be worked on")
     low = [platform.submit("record", {"ms": RUN_MS}, priority=priority) for priority in (0, 0, 4)]
     waves = 0
@@ -82,9 +86,9 @@ def test_a_flood_that_is_replenished_starves_no_low_one(
         """Whether all low ones began; keeps the flood going meanwhile."""
         nonlocal waves
         at = starts(platform)
-        if len(set(flood) - set(at)) < 100:
+        if len(set(flood) - set(at)) < 300:
             waves += 1
-            flood.extend(batch(platform, 100, priority=9, name=f"flood-{waves}"))
+            flood.extend(batch(platform, 300, priority=9, name=f"flood-{waves}"))
         return set(low) <= set(at)
 
     until(started, 60, what="the low ones to begin")
@@ -92,7 +96,7 @@ def test_a_flood_that_is_replenished_starves_no_low_one(
     waited = [lines[one].wall - _seconds(platform.job(one)["createdAt"]) for one in low]
     assert min(waited) >= AGEING_SECONDS, "the flood goes first until they have aged"
     # Three of two lanes: each tenth turn of about 100 a second is theirs.
-    assert max(waited) <= AGEING_SECONDS + 3, waited
+    assert max(waited) <= AGEING_SECONDS + 10, waited
     assert set(flood) - set(starts(platform)), "the flood never ended"
 
 

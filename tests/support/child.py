@@ -16,6 +16,14 @@ from tests.support.guardian import GUARDIAN
 from tests.support.wait import until
 
 
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and not merely waits to be reaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class ChildDied(AssertionError):
     """A process ended that should have been running; the message holds the end of its log."""
 
@@ -121,8 +129,8 @@ class Child:
         self.signal(signal.SIGTERM)
         return self.wait(timeout)
 
-    def wait(self, timeout: float = 30) -> int:
-        """Return its exit code once it ended by itself, and its children with it.
+    def wait(self, timeout: float = 30, *, children_timeout: float = 10) -> int:
+        """Return its exit code once it ended by itself, and its children soon after it.
 
         Raises:
             TimeoutError: it still runs.
@@ -136,7 +144,11 @@ class Child:
                 f"{self.name} still runs after {timeout} s; its log ends:\n{self.log_tail()}"
             ) from None
         try:
-            until(lambda: not self._group(), 3, what=f"the children of {self.name} to end")
+            until(
+                lambda: not self._group(),
+                children_timeout,
+                what=f"the children of {self.name} to end",
+            )
         except TimeoutError:
             left = [f"{child.pid} {' '.join(child.cmdline())}" for child in self._group()]
             raise ChildrenLeft(f"{self.name} ended, but not its children: {left}") from None
@@ -149,6 +161,7 @@ class Child:
         if self._process is None:
             return
         self._end_group()
+        self._process.kill()  # a copy that has only just begun is in no group of its own yet
         self._process.wait()
 
     def kill_alone(self) -> None:

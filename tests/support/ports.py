@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import socket
 import sys
+from pathlib import Path
 
-_LOWEST, _HIGHEST = 15_000, 32_000  # below the ephemeral ports, which outgoing connections take
+_USUAL = range(15_000, 32_000)
+_UNPRIVILEGED = range(1_024, 65_536)
+_FEW = 2_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _dice = random.Random()  # its own: a test may seed the global one
 _reserved: list[socket.socket] = []
 
@@ -14,10 +19,27 @@ _reserved: list[socket.socket] = []
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that is free now and ours while this process lives."""
     for _ in range(1_000):
-        port = _dice.randrange(_LOWEST, _HIGHEST)
+        port = _dice.choice(_choices())
         if _is_free(port) and _reserve(port):
             return port
     raise RuntimeError("no free loopback port found")
+
+
+def outside(first: int, last: int) -> list[int]:
+    """Return ports that outgoing connections, which take those from first to last, do not take."""
+    for ports in (_USUAL, _UNPRIVILEGED):
+        left = [port for port in ports if not first <= port <= last]
+        if len(left) >= _FEW:
+            return left
+    return list(_USUAL)
+
+
+@functools.cache
+def _choices() -> list[int]:
+    if not _EPHEMERAL.exists():
+        return list(_USUAL)
+    first, last = _EPHEMERAL.read_text().split()
+    return outside(int(first), int(last))
 
 
 def _is_free(port: int) -> bool:

@@ -213,7 +213,7 @@ class Platform:
         for service in self.services.values():
             service.kill()
         try:
-            until(lambda: not self._strays(), 3, what="the platform's processes to be gone")
+            until(lambda: not self._strays(), 10, what="the platform's processes to be gone")
         except TimeoutError:
             left = self._strays()
             told = [f"{stray.pid} {' '.join(stray.cmdline())}" for stray in left]

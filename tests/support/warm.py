@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -81,7 +82,8 @@ class WarmProcess:
     def send_signal(self, number: int) -> None:
         """Send it a signal unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # reaped by its parent, which has not told us yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill it alone, at once."""

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
+from app.dispatch import lock
 from app.dispatch.lock import DispatchLock
 from app.ground import Ground, lay_ground
+from app.plumbing.bus import LOCK
 from app.plumbing.database import DatabaseUnavailable
 from tests.integration.app.rig import change, claimed, insert, settings_of, value_of
 from tests.support.engines import Engine
@@ -41,12 +43,14 @@ class Holder:
 
 
 @asynccontextmanager
-async def competing(engine: Engine, count: int) -> AsyncIterator[list[Holder]]:
+async def competing(
+    engine: Engine, count: int, *, life: float = LIFE
+) -> AsyncIterator[list[Holder]]:
     """Let some processes compete for the lock."""
     async with AsyncExitStack() as ends:
         holders = []
         for _ in range(count):
-            ground = lay_ground(settings_of(engine, lock_seconds=LIFE), internal_token="")
+            ground = lay_ground(settings_of(engine, lock_seconds=life), internal_token="")
             ends.push_async_callback(ground.close)
             holder = Holder(ground)
             ends.push_async_callback(ground.bus.stop)
@@ -56,14 +60,28 @@ async def competing(engine: Engine, count: int) -> AsyncIterator[list[Holder]]:
         yield holders
 
 
+async def all_listen(engine: Engine, holders: list[Holder]) -> None:
+    """Wait until each of them hears what the others say."""
+    channel = f"{engine.redis_prefix}:bus"
+    redis = holders[0].ground.lock_redis
+
+    async def enough() -> bool:
+        ((_, count),) = await redis.pubsub_numsub(channel)
+        return int(count) >= len(holders)
+
+    await until_async(enough, what="all to listen")
+
+
 def holding(holders: list[Holder]) -> list[Holder]:
     return [one for one in holders if one.lock.term is not None]
 
 
 async def test_two_never_hold_the_lock_at_once(migrated_engine: Engine) -> None:
-    async with competing(migrated_engine, 3) as holders:
+    life = 4.0
+    async with competing(migrated_engine, 3, life=life) as holders:
         seen = 0
-        end = time.monotonic() + 3 * LIFE
+        # One that is not extended has passed on by then: the others try each second.
+        end = time.monotonic() + life + 1.5 * lock.TRY_SECONDS
         while time.monotonic() < end:
             assert len(holding(holders)) <= 1
             seen += len(holding(holders))
@@ -89,16 +107,47 @@ async def test_a_dead_holders_lock_passes_on_with_a_higher_term_and_not_before_i
         assert dead.lock.term is None
 
 
-async def test_a_holder_that_stops_passes_the_lock_on_at_once(migrated_engine: Engine) -> None:
-    async with competing(migrated_engine, 2) as holders:
+async def test_a_holder_that_stops_passes_the_lock_on_at_once(
+    migrated_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Neither the next try nor the end of the lock's life comes before the test gives up.
+    monkeypatch.setattr(lock, "TRY_SECONDS", 30)
+    async with competing(migrated_engine, 2, life=60) as holders:
         await until_async(lambda: holding(holders))
         (first,) = holding(holders)
         (other,) = [one for one in holders if one is not first]
-        await asyncio.sleep(0.1)  # the other listens by now
-        started = time.monotonic()
+        await all_listen(migrated_engine, holders)
         await first.lock.stop()
         assert await other.won() == 2
-        assert time.monotonic() - started < 0.5
+
+
+async def test_a_release_that_is_heard_before_the_refusal_arrives_is_not_forgotten(
+    migrated_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "TRY_SECONDS", 30)
+    async with competing(migrated_engine, 2, life=60) as holders:
+        await until_async(lambda: holding(holders))
+        (first,) = holding(holders)
+        (other,) = [one for one in holders if one is not first]
+        await all_listen(migrated_engine, holders)
+        heard = asyncio.Event()
+        other.ground.bus.subscribe(LOCK, lambda _signal: heard.set())
+        ask = other.lock._redis.eval
+        answers: list[int] = []
+
+        async def late(*given: Any) -> Any:
+            answer = await ask(*given)
+            answers.append(answer)
+            if not answer:
+                await first.lock.stop()
+                await heard.wait()
+            return answer
+
+        monkeypatch.setattr(other.lock._redis, "eval", late)
+        other.lock.want(False)
+        other.lock.want(True)
+        assert await other.won() == 2
+        assert answers == [0, 1]
 
 
 async def test_after_a_flush_the_old_holder_claims_nothing_and_somebody_holds_the_lock(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -21,9 +20,3 @@ def sdk_platform(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> 
     finally:
         platform.close()
         servers.drop(engine)
-
-
-@pytest.fixture(autouse=True)
-def no_proxy_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's proxy does not know the servers of the tests."""
-    monkeypatch.setenv("NO_PROXY", f"127.0.0.1,{os.environ.get('NO_PROXY', '')}".rstrip(","))

@@ -60,8 +60,8 @@ async def test_a_job_is_submitted_waited_for_and_looked_at_async(sdk_platform: P
 
 
 async def test_many_may_wait_at_once(sdk_platform: Platform) -> None:
-    async with AsyncClient(sdk_platform.url, timeout=1, retries=Retries(attempts=1)) as client:
-        job = await client.submit("echo", delay=3)
+    async with AsyncClient(sdk_platform.url, timeout=2.5, retries=Retries(attempts=1)) as client:
+        job = await client.submit("echo", delay=5)
         waits = [client.wait(job, timeout=30) for _ in range(120)]
         assert {ended.status for ended in await asyncio.gather(*waits)} == {"SUCCEEDED"}
 

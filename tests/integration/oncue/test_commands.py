@@ -129,13 +129,15 @@ def test_a_server_that_is_not_there_ends_with_4_and_tells_how_to_repeat() -> Non
 
 
 def test_an_interrupted_wait_says_that_the_job_goes_on(sdk_platform: Platform) -> None:
+    before = {line.job_id for line in sdk_platform.record()}
+    # With a delay its answer is there long before it runs.
+    words = ("--handler", "record", "--params", '{"ms": 3000}', "--delay", "1", "--wait")
     waiting = subprocess.Popen(
-        [ONCUE, "submit", "--handler", "record", "--params", '{"ms": 3000}', "--wait"],
+        [ONCUE, "submit", *words],
         stderr=subprocess.PIPE,
         text=True,
         env=cli_environment(sdk_platform.url),
     )
-    before = {line.job_id for line in sdk_platform.record()}
     until(lambda: {line.job_id for line in sdk_platform.record()} - before, what="the job to run")
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=30)
@@ -147,7 +149,7 @@ def test_an_interrupted_wait_says_that_the_job_goes_on(sdk_platform: Platform) -
 def test_a_wait_on_a_terminal_tells_how_the_job_stands(sdk_platform: Platform) -> None:
     ours, theirs = pty.openpty()
     waiting = subprocess.Popen(
-        [ONCUE, "submit", "--handler", "sleep", "--params", '{"ms": 1500}', "--wait", "--json"],
+        [ONCUE, "submit", "--handler", "sleep", "--params", '{"ms": 4000}', "--wait", "--json"],
         stdout=subprocess.PIPE,
         stderr=theirs,
         env=cli_environment(sdk_platform.url, TERM="xterm"),

@@ -32,6 +32,8 @@ class FakeDispatcher:
         self.silent = False
         self.beats: list[Heartbeat] = []
         self.reports: list[ReportsRequest] = []
+        self.told: list[Heartbeat | ReportsRequest] = []
+        """Both, in the order in which they came."""
         self.bodies: list[bytes] = []
         self.unwanted: list[str] = []
         self.wanted_schemas: list[str] | None = None
@@ -137,6 +139,7 @@ class FakeDispatcher:
             self.refused_beats += 1
             return web.Response(status=413)
         self.beats.append(beat)
+        self.told.append(beat)
         answer: dict[str, Any] = {
             "term": self.term,
             "now": int(time.time() * 1000),
@@ -157,11 +160,11 @@ class FakeDispatcher:
             self.refused.append(report)
             return web.Response(status=status)
         known = [one.execution_id for one in report.outcomes if self.acknowledges(one.execution_id)]
-        self.reports.append(
-            report.model_copy(
-                update={"outcomes": [one for one in report.outcomes if one.execution_id in known]}
-            )
+        taken = report.model_copy(
+            update={"outcomes": [one for one in report.outcomes if one.execution_id in known]}
         )
+        self.reports.append(taken)
+        self.told.append(taken)
         self.bodies.append(body)
         deliveries, self.deliveries = self.deliveries, []
         answer = {

@@ -140,7 +140,7 @@ async def test_a_success_counts_even_if_its_body_never_ends(
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     delivery = make_delivery(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-    async with open_worker(callback_timeout_seconds=0.5) as parts:
+    async with open_worker(callback_timeout_seconds=2) as parts:
         parts.deliverer.take([delivery])
         result = await tried(dispatcher, delivery)
     server.close()
@@ -445,13 +445,13 @@ async def test_an_open_breaker_gives_back_what_it_holds_untried_until_a_trial_is
 ) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/hook"
-    flags = {"callback_breaker_failures": 2, "callback_breaker_seconds": 0.3}
+    flags = {"callback_breaker_failures": 2, "callback_breaker_seconds": 3}
     async with open_worker(**flags, callback_host_concurrency=1) as parts:
         many = [make_delivery(url) for _ in range(6)]
         parts.deliverer.take(many)
         results = [await tried(dispatcher, one) for one in many]
         assert [one.not_tried for one in results] == [False, False, True, True, True, True]
-        assert all(300 * 0.5 < one.retry_after_ms <= 300 * 1.2 for one in results[2:])
+        assert all(3000 * 0.5 < one.retry_after_ms <= 3000 * 1.2 for one in results[2:])
         await until_async(lambda: not parts.deliverer.backlog)
         assert parts.deliverer.open_breakers == 1
         # What a report brings meanwhile goes back too, and what is offered is refused.
@@ -459,7 +459,7 @@ async def test_an_open_breaker_gives_back_what_it_holds_untried_until_a_trial_is
         parts.deliverer.take_own([late])
         assert (await tried(dispatcher, late)).not_tried
         host = f"127.0.0.1:{port}"
-        assert 0 < parts.deliverer.take([make_delivery(url)]).paused[host] <= 300
+        assert 0 < parts.deliverer.take([make_delivery(url)]).paused[host] <= 3000
         received = Hook()
         app = web.Application()
         app.router.add_post("/hook", received.receive)

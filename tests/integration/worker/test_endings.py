@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from oncue.protocol import CancelRequest, Outcome, OutcomeStatus
 from tests.integration.worker import handlers_under_test
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
+from tests.support.child import is_running
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
 from worker.parts import Parts
@@ -199,10 +199,3 @@ async def test_children_die_with_a_killed_worker(start_worker: Any, tmp_path: Pa
 
 def read_pids(note: Path) -> list[int]:
     return [int(pid) for pid in note.read_text().split()] if note.exists() else []
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

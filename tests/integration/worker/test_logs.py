@@ -150,14 +150,14 @@ async def test_a_handler_that_prints_in_a_tight_loop_is_bounded_and_hurts_nobody
     open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.heartbeat.BEAT_SECONDS", 0.5)
-    flood = make_run("w_flood", {"seconds": 4})
+    flood = make_run("w_flood", {"seconds": 8})
     others = [make_run("w_speak", {"name": "a", "times": 2}) for _ in range(5)]
     async with open_worker() as parts:
         await parts.intake.take(make_request(flood))
         beats = len(dispatcher.beats)
         for other in others:
             await parts.intake.take(make_request(other))
-            await until_async(partial(dispatcher.outcome, other.execution_id), 3)
+            await until_async(partial(dispatcher.outcome, other.execution_id), 6)
         assert parts.shipper.buffers.memory < 8 * 1024 * 1024
         outcome = await until_async(lambda: dispatcher.outcome(flood.execution_id))
         assert len(dispatcher.beats) - beats >= 4

@@ -207,11 +207,12 @@ async def test_limits_are_named(open_worker: OpenWorker) -> None:
 async def test_a_late_copy_of_a_run_rejected_as_full_finds_no_slot_though_one_is_free(
     open_worker: OpenWorker,
 ) -> None:
-    first, rejected = make_run("w_wait", {"seconds": 0.1}), make_run("echo")
+    first, rejected = make_run("w_wait", {"seconds": 60}), make_run("echo")
     async with open_worker(worker_capacity=1) as parts:
         await take(parts, first)
         [answer] = await take(parts, rejected)
         assert answer.reason is RejectReason.FULL
+        parts.intake.cancel(CancelRequest(term=1, execution_ids=[first.execution_id]))
         await until_async(lambda: not parts.held.live)
         [late, other] = await take(parts, rejected, make_run("echo"))
     assert (late.answer, late.reason) == (Answer.REJECTED, RejectReason.FULL)

@@ -12,6 +12,7 @@ from app import embedded
 from app.cli import app
 from app.embedded import exclusive_home, wait_for_port
 from app.serve import StartRefused
+from tests.support.ports import free_port
 
 
 def test_a_home_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
@@ -28,10 +29,12 @@ def test_a_port_in_use_is_told_long_before_it_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(embedded, "PORT_FREE_SECONDS", 0.3)
     monkeypatch.setattr(embedded, "QUIET_SECONDS", 0.0)
     said: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(StartRefused, match="choose another port"):
-            wait_for_port("127.0.0.1", port, said.append)
+    port = free_port()
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(StartRefused, match="choose another port"),
+    ):
+        wait_for_port("127.0.0.1", port, said.append)
     (once,) = said
     assert once.startswith(f"127.0.0.1:{port} cannot be used yet (Address already in use)")
     wait_for_port("127.0.0.1", port, said.append)

@@ -251,10 +251,9 @@ def test_a_long_poll_gets_its_time_on_top_of_the_timeout() -> None:
     with server.client(timeout=3) as client:
         client.get(7)
         client.wait(7, timeout=9)
-    assert [request.extensions["timeout"]["read"] for request in server.requests] == [
-        3,
-        pytest.approx(12, abs=0.1),
-    ]
+    plain, long = (request.extensions["timeout"]["read"] for request in server.requests)
+    assert plain == 3
+    assert 8 < long <= 12  # what is left of the nine seconds, and the timeout
 
 
 def test_a_checked_wait_raises_for_a_failed_job() -> None:

@@ -168,7 +168,7 @@ def test_a_huge_message_is_cut_in_time_that_grows_with_its_length(said: str) -> 
         return time.process_time() - begun
 
     small = max(min(seconds(2**20) for _ in range(5)), 0.001)
-    assert seconds(32 * 2**20) < 32 * small * 8
+    assert min(seconds(32 * 2**20) for _ in range(3)) < 32 * small * 8
 
 
 def test_nobody_waits_for_the_end_of_a_huge_text() -> None:
