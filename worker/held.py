@@ -48,6 +48,8 @@ class Execution:
     accepted_at: int
     start_at: float | None = None
     """Not to be begun before, on the monotonic clock."""
+    begins: int = 0
+    """How often it was tried in vain to begin it."""
     phase: Phase = Phase.RESERVED
     started_at: int | None = None
     has_verdict: bool = False
