@@ -82,3 +82,21 @@ def test_a_finished_run_whose_outcome_is_flushed_is_not_run_again_while_its_work
     events = tell(story, SEED)
     assert judge(events).violations == []
     assert succeeded_in_one_run(events)
+
+
+def test_a_worker_that_reaches_no_dispatcher_is_asked_how_its_runs_ended() -> None:
+    """It answers, so that nobody may declare it dead, but its beats and reports are lost."""
+    over: list[bool] = []
+
+    async def story(cluster: Cluster) -> None:
+        node = await begun(cluster, params={"seconds": 5.0})
+        cluster.network.barred.update((node, one) for one in DISPATCHERS)
+        await asyncio.sleep(60)
+        over.append(cluster.is_over())
+        cluster.network.barred.clear()
+        await heal(cluster, [])
+
+    events = tell(story, SEED)
+    assert judge(events).violations == []
+    assert succeeded_in_one_run(events)
+    assert over == [True], "the job has ended while the worker could still not be heard"
