@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -128,8 +128,13 @@ class Deaths:
             self._redis_good_since = time.monotonic()
         self._canary = str(found)
 
-    async def bury(self, nodes: Sequence[Node], running: Sequence[RunningTask]) -> None:
-        """Look at every silent worker, and at what workers declared dead before still have."""
+    async def bury(
+        self, nodes: Sequence[Node], running: Sequence[RunningTask], *, holds: Callable[[], bool]
+    ) -> None:
+        """Look at every silent worker, and at what workers declared dead before still have.
+
+        `running` was read before `nodes`. All ends once the lock is no longer held.
+        """
         estates = await self._estates(running)
         now = await self._database.now()
         silent = [
@@ -142,13 +147,15 @@ class Deaths:
         if not self._may_declare:
             return
         for node, probe in zip(silent, probes, strict=True):
+            if not holds():
+                return
             quiet_ms = now - node.last_heartbeat
             if probe is Probe.FAILED or (probe is Probe.STALLED and quiet_ms >= self._stall_ms):
                 reason = f"worker dead: no beat for {quiet_ms / 1000:.0f} s, probe {probe.value}"
                 await self._declare(node, estates.get(node.worker_id, Estate()), reason)
         alive = {node.worker_id for node in nodes if node.state is not WorkerState.DOWN}
         for worker_id, estate in estates.items():
-            if worker_id not in alive:
+            if worker_id not in alive and holds():
                 await self._take_back(worker_id, estate, "worker dead: declared before")
 
     @property

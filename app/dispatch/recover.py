@@ -113,13 +113,15 @@ class Recovery:
 
     async def _look(self, term: int) -> None:
         await self._deaths.watch_redis()
-        nodes = await self._database.read(
-            lambda connection: read_nodes(connection, include_down=True)
-        )
+        # In this order: whoever has a run was there when it was claimed. The other way round a
+        # worker that is new, or is heard again, would lack a node, and its run be taken for lost.
         running = await self._database.read(
             lambda connection: read_running(connection, self._database)
         )
-        await self._deaths.bury(nodes, running)
+        nodes = await self._database.read(
+            lambda connection: read_nodes(connection, include_down=True)
+        )
+        await self._deaths.bury(nodes, running, holds=lambda: self._seats.first.term == term)
         reachable = {node.worker_id: node for node in nodes if node.state is not WorkerState.DOWN}
         await self._send_again(reachable, running)
         await self._stop_overdue(reachable, running, term)
