@@ -76,6 +76,51 @@ async def test_a_lease_that_is_absent_since_a_flush_is_not_gone(migrated_engine:
         await _nothing_is_given_up(here, run)
 
 
+async def test_a_lease_that_an_older_snapshot_lacks_is_not_gone(migrated_engine: Engine) -> None:
+    """Redis comes back with all that it had a moment ago, the canary too, but no more."""
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database)
+        deaths, redis = here.parts.recovery._deaths, here.parts.ground.redis
+        await deaths.watch_redis()
+        names = sorted(await redis.keys(f"{migrated_engine.redis_prefix}:canary*"))
+        snapshot = [(name, await redis.get(name)) for name in names]
+        for _ in range(2):
+            await deaths.watch_redis()
+        trusted_since = deaths._redis_good_since
+        for name, value in snapshot:
+            await redis.set(name, value or "")
+        await _nothing_is_given_up(here, run)
+        # From here on its time counts anew.
+        await deaths.watch_redis()
+        assert trusted_since is not None
+        assert (deaths._redis_good_since or 0) > trusted_since
+        await deaths._take_back(WORKER, await _running(here), "worker dead")
+        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.LOST
+
+
+async def test_looks_at_a_redis_that_keeps_all_do_not_begin_its_time_anew(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        deaths, redis = here.parts.recovery._deaths, here.parts.ground.redis
+        await deaths.watch_redis()
+        trusted_since = deaths._redis_good_since
+
+        async def sent_twice(*call: Any) -> Any:
+            """As the client does when the first answer is lost."""
+            await redis.eval(*call)
+            return await redis.eval(*call)
+
+        class Lossy:
+            eval = staticmethod(sent_twice)
+
+        deaths._redis = cast(Any, Lossy)
+        for _ in range(3):
+            await deaths.watch_redis()
+        assert trusted_since is not None
+        assert deaths._redis_good_since == trusted_since
+
+
 async def test_any_number_of_runs_of_a_dead_worker_is_given_up(migrated_engine: Engine) -> None:
     # More than there are connections to Redis.
     async with door(migrated_engine) as here:
