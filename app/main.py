@@ -171,7 +171,7 @@ def build_parts(ground: Ground) -> Parts:
         lock=lock,
         sender=sender,
         loop=loop,
-        recovery=Recovery(ground, seats, queues, sender, Deaths(ground, prober, settler)),
+        recovery=Recovery(ground, seats, queues, sender, prober, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),
         unblocker=Unblocker(ground, lock),

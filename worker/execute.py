@@ -7,12 +7,10 @@ shutdown, death) that came first decides, whatever the handler does afterwards.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import time
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
@@ -27,6 +25,7 @@ from worker.egress import RUN_NETWORKS
 from worker.held import Execution, Phase
 from worker.isolate import kill_group, run_in_child
 from worker.log_buffer import RunLog
+from worker.threads import NoThread, RunThreads
 from worker.verdict import Verdict, judge_error, judge_value
 
 CLEANUP_SECONDS: Final = 3.0
@@ -34,6 +33,9 @@ CLEANUP_SECONDS: Final = 3.0
 TIMER_SECONDS: Final = 0.001
 STEP_SECONDS: Final = 0.0002
 LONGEST_TIMER_SECONDS: Final = 366 * 86_400.0
+BEGINS: Final = 5
+"""How often a run is tried to be begun that gets no thread, before it is given back."""
+BEGIN_AGAIN_SECONDS: Final = 1.0
 
 _OURS: Final = frozenset({__file__, oncue.handlers.__file__})
 
@@ -52,6 +54,9 @@ CUT_OFF: Final = Verdict(
 )
 LEASE_LOST: Final = Verdict(
     "returned", code="lease_lost", message="another execution holds the lease of this attempt"
+)
+NOT_BEGUN: Final = Verdict(
+    "returned", code="not_begun", message="the worker could not begin the run"
 )
 NO_RESULT_KEY: Final = Verdict(
     "failed",
@@ -90,7 +95,7 @@ class Executor:
         self._gone = gone
         self._tasks: set[asyncio.Task[Verdict]] = set()
         self._last_words: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(max(1, capacity), thread_name_prefix="oncue-run")
+        self._threads: RunThreads[Verdict] = RunThreads(capacity)
 
     def start(self, execution: Execution) -> None:
         """Begin a run at its time; its timeout counts from then."""
@@ -100,7 +105,7 @@ class Executor:
     def _begin_in_time(self, execution: Execution) -> None:
         left = 0.0 if execution.start_at is None else execution.start_at - time.monotonic()
         if left <= 0:
-            self._begin(execution)
+            self._begin_guarded(execution)
             return
         # A timer is good to a millisecond: the last one is walked in small steps.
         pause = left - TIMER_SECONDS if left > 2 * TIMER_SECONDS else STEP_SECONDS
@@ -108,9 +113,27 @@ class Executor:
             pause, self._begin_in_time, execution
         )
 
+    def _begin_guarded(self, execution: Execution) -> None:
+        """Begin a run, or give it back: one that did neither would be held for ever."""
+        try:
+            self._begin(execution)
+        except NoThread as error:
+            execution.begins += 1
+            log.warning("no thread for a run", execution_id=execution.id, reason=str(error))
+            if execution.begins >= BEGINS:
+                self.stop(execution, NOT_BEGUN)
+                return
+            # Its slot stays taken meanwhile: what has no threads should not get more runs.
+            execution.timer = asyncio.get_running_loop().call_later(
+                BEGIN_AGAIN_SECONDS, self._begin_guarded, execution
+            )
+        except Exception:
+            log.exception("a run could not be begun", execution_id=execution.id)
+            self.stop(execution, NOT_BEGUN)
+
     def _begin(self, execution: Execution) -> None:
         loop = asyncio.get_running_loop()
-        if execution.start_at is not None and not self._may_begin():
+        if (execution.start_at is not None or execution.begins) and not self._may_begin():
             # This process may have been paused since it accepted the run, and given up.
             self.stop(execution, CUT_OFF)
             return
@@ -122,8 +145,7 @@ class Executor:
         elif execution.handler.is_async:
             execution.task = self._spawn(self._run_async(execution))
         else:
-            body = functools.partial(contextvars.copy_context().run, self._run_thread, execution)
-            execution.task = loop.run_in_executor(self._threads, body)
+            execution.task = self._threads.start(functools.partial(self._run_thread, execution))
         execution.task.add_done_callback(functools.partial(self._over, execution))
         seconds = min(execution.run.timeout_ms / 1000, LONGEST_TIMER_SECONDS)
         execution.timer = loop.call_later(seconds, self.stop, execution, TIMED_OUT)
@@ -166,7 +188,7 @@ class Executor:
 
     def close(self) -> None:
         """Let idle threads go; busy ones are not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _spawn(self, run: Coroutine[Any, Any, Verdict]) -> asyncio.Task[Verdict]:
         task = asyncio.get_running_loop().create_task(run)
@@ -214,6 +236,9 @@ class Executor:
         return verdict
 
     def _run_thread(self, execution: Execution) -> Verdict:
+        if execution.stop_verdict is not None:
+            # It was stopped while it waited for a thread: its handler must not begin any more.
+            return execution.stop_verdict
         bind_run(execution)
         try:
             verdict = judge_value(self._call(execution))

@@ -230,7 +230,7 @@ class Beats(threading.Thread):
     def _beat(self) -> None:
         beat = self._describe()
         body = beat.model_dump_json(by_alias=True).encode()
-        sent_at, sent = boot_seconds(), time.time()
+        sent_at = boot_seconds()
         try:
             answer = self._sender.send(body)
         except BeatFailed:
@@ -238,7 +238,7 @@ class Beats(threading.Thread):
                 self._wanted = []
                 self._plain_until = boot_seconds() + SCHEMAS_AGAIN_SECONDS
             raise
-        received = time.time()
+        received_at = boot_seconds()
         try:
             response = HeartbeatResponse.model_validate_json(answer)
         except ValidationError:
@@ -248,7 +248,7 @@ class Beats(threading.Thread):
             self._unwanted(response.unwanted)
         self._liveness.beat_acknowledged(sent_at)
         self._terms.learn(response.term)
-        self._clock.learn(response.now, sent, received)
+        self._clock.learn(response.now, sent_at, received_at)
         self._want(response.wanted_schemas)
 
     def _want(self, digests: list[str]) -> None:

@@ -48,6 +48,8 @@ class Execution:
     accepted_at: int
     start_at: float | None = None
     """Not to be begun before, on the monotonic clock."""
+    begins: int = 0
+    """How often it was tried in vain to begin it."""
     phase: Phase = Phase.RESERVED
     started_at: int | None = None
     has_verdict: bool = False
@@ -218,16 +220,11 @@ class Held:
         """A snapshot of what runs or is stopping; any thread may ask."""
         return [one for one in list(self.live.values()) if one.phase is not Phase.RESERVED]
 
-    def to_renew(self) -> list[Execution]:
-        """A snapshot of the executions whose lease must live on; any thread may ask."""
-        waiting = [one for one in list(self.unacknowledged.values()) if one.stored_at is None]
-        return list({one.id: one for one in [*self.running(), *waiting]}.values())
-
     def snapshot(self) -> list[Execution]:
-        """A snapshot of everything held: running, stopping, ended but unacknowledged."""
-        held = {one.id: one for one in list(self.unacknowledged.values())}
-        held.update((one.id, one) for one in self.running())
-        return list(held.values())
+        """A snapshot of what is held: running, stopping, ended and not acknowledged."""
+        # In this order: what ends in between is in one of the two.
+        held = [*self.running(), *list(self.unacknowledged.values())]
+        return list({one.id: one for one in held}.values())
 
     async def wait_idle(self) -> None:
         """Return when no slot is taken."""

@@ -58,22 +58,30 @@ for i, key in ipairs(KEYS) do
 end
 """
 
+# Of what stands under a key only the beginning is read: an outcome may be long. Nothing but a bare
+# lease gets another life, so that no tombstone's becomes shorter.
 RENEW = """
-local kept = {}
+local found = {}
 for i, key in ipairs(KEYS) do
   local mark = ARGV[i + 1]
-  local value = redis.call('GET', key)
-  kept[i] = 1
-  if not value then
+  local value = redis.call('GETRANGE', key, 0, #mark)
+  found[i] = 1
+  if value == '' then
     redis.call('SET', key, mark, 'PX', ARGV[1])
   elseif value == mark then
     redis.call('PEXPIRE', key, ARGV[1])
-  elseif string.sub(value, 1, #mark) ~= mark then
-    kept[i] = 0
+  elseif string.sub(value, 1, #mark) == mark then
+    found[i] = 2
+  else
+    found[i] = 0
   end
 end
-return kept
+return found
 """
+TAKEN: Final = 0
+"""What `RENEW` says of a key that another execution has."""
+LEASED: Final = 1
+"""What it says of one that has a lease now and no outcome, whatever it had before."""
 
 
 class LeaseUnavailable(Exception):

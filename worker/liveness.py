@@ -6,6 +6,7 @@ worker counts from when its last acknowledged beat or renewal was sent, and acts
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -108,9 +109,15 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         """Watch until told to end."""
+        due = False
         while not self._end.wait(TICK_SECONDS):
-            if self._liveness.must_stop():
-                self._act(self._held.running())
+            try:
+                due = self._liveness.must_stop() or due
+                if due:
+                    self._act(self._held.running())
+                due = False
+            except Exception as error:  # noqa: BLE001 (nobody else would stop the runs)
+                _say(log.error, "the watchdog failed", exc_info=error)
 
     def end(self) -> None:
         """Stop watching."""
@@ -150,5 +157,7 @@ class Watchdog(threading.Thread):
 def _say(write: Callable[..., object], event: str, **fields: object) -> None:
     """Log for a moment at most: whoever reads the log may be away, and would hold us up."""
     writer = threading.Thread(target=write, args=(event,), kwargs=fields, daemon=True)
-    writer.start()
-    writer.join(SAY_SECONDS)
+    # Without a thread to be had it is not said: what comes next is worth more.
+    with contextlib.suppress(RuntimeError):
+        writer.start()
+        writer.join(SAY_SECONDS)

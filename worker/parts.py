@@ -226,6 +226,7 @@ async def open_parts(
         held,
         liveness,
         lost=lambda execution: _ask(loop, parts.lose_lease, execution),
+        forgotten=lambda executions: _ask(loop, store.store_again, executions),
         failed=metrics.renewal_failures.inc,
     )
     parts = Parts(

@@ -1,10 +1,14 @@
-"""Lease renewal from a thread of its own, which a busy event loop cannot stop."""
+"""Lease renewal from a thread of its own, which a busy event loop cannot stop.
+
+It also sees what a flush of Redis has taken: leases are set again at once, and outcomes that no
+dispatcher has are stored again before anybody may take them for gone.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import structlog
 from redis import Redis
@@ -15,7 +19,7 @@ from redis.retry import Retry
 from oncue.protocol import LEASE_SECONDS, stopping_key
 from worker.clock import boot_seconds
 from worker.held import Execution, Held, Phase
-from worker.lease import KEYS_PER_CALL, LEASE_MS, REDIS_TIMEOUT_SECONDS, RENEW
+from worker.lease import KEYS_PER_CALL, LEASE_MS, LEASED, REDIS_TIMEOUT_SECONDS, RENEW, TAKEN
 from worker.liveness import Liveness
 
 RENEW_SECONDS: Final = LEASE_SECONDS / 3
@@ -34,8 +38,33 @@ def connect_redis(url: str) -> Redis:
     )
 
 
+class Kept(NamedTuple):
+    """A key that must live on, and whether it is the one under which an outcome was stored."""
+
+    execution: Execution
+    key: str
+    stored: bool = False
+
+
+def keys_to_renew(executions: Sequence[Execution]) -> list[Kept]:
+    """Return the keys of what is held.
+
+    Once its end is stored under the run key, a run that goes on has a lease of its own.
+    """
+    keys = [
+        Kept(one, one.key, one.stored_at is not None)
+        for one in executions
+        if one.phase is not Phase.STOPPING or one.stored_at is None or not one.acknowledged
+    ]
+    keys += [Kept(one, stopping_key(one.key)) for one in executions if one.phase is Phase.STOPPING]
+    return keys
+
+
 class Renewal(threading.Thread):
-    """Keeps the leases of all runs that go on, and sets them again after a flush of Redis."""
+    """Keeps the keys of all that is held, and sets leases again after a flush of Redis.
+
+    `forgotten` is told of ended executions whose outcome was stored, and is there no more.
+    """
 
     def __init__(
         self,
@@ -44,12 +73,14 @@ class Renewal(threading.Thread):
         liveness: Liveness,
         *,
         lost: Callable[[Execution], None],
+        forgotten: Callable[[list[Execution]], None],
         failed: Callable[[], None],
     ) -> None:
         super().__init__(name="oncue-renewal", daemon=True)
         self._held = held
         self._liveness = liveness
         self._lost = lost
+        self._forgotten = forgotten
         self._failed = failed
         self._silent = False
         self._end = threading.Event()
@@ -70,7 +101,7 @@ class Renewal(threading.Thread):
     def _renew_guarded(self) -> bool:
         sent_at = boot_seconds()
         try:
-            self._renew(self._held.to_renew())
+            self._renew(keys_to_renew(self._held.snapshot()))
         except (RedisError, OSError) as error:
             self._failed()
             if not self._silent:
@@ -88,23 +119,19 @@ class Renewal(threading.Thread):
         self._liveness.renewed(sent_at)
         return True
 
-    def _renew(self, executions: list[Execution]) -> None:
-        if not executions:
+    def _renew(self, keys: list[Kept]) -> None:
+        if not keys:
             self._redis.ping()
-        # Once its end is stored under the run key, a run that goes on has a lease of its own.
-        leases = [
-            (one, one.key)
-            for one in executions
-            if one.phase is not Phase.STOPPING or one.stored_at is None
-        ]
-        leases += [
-            (one, stopping_key(one.key)) for one in executions if one.phase is Phase.STOPPING
-        ]
-        for start in range(0, len(leases), KEYS_PER_CALL):
-            part = leases[start : start + KEYS_PER_CALL]
-            kept: Any = self._script(
-                keys=[key for _, key in part], args=[LEASE_MS, *(one.mark for one, _ in part)]
+        for start in range(0, len(keys), KEYS_PER_CALL):
+            part = keys[start : start + KEYS_PER_CALL]
+            found: Any = self._script(
+                keys=[one.key for one in part],
+                args=[LEASE_MS, *(one.execution.mark for one in part)],
             )
-            for (execution, _), mine in zip(part, kept, strict=True):
-                if not mine:
-                    self._lost(execution)
+            seen = list(zip(part, found, strict=True))
+            for kept, what in seen:
+                if what == TAKEN and kept.execution.phase is not Phase.ENDED:
+                    self._lost(kept.execution)
+            if gone := [kept.execution for kept, what in seen if what == LEASED and kept.stored]:
+                log.warning("outcomes are gone from Redis, they are stored again", runs=len(gone))
+                self._forgotten(gone)

@@ -229,6 +229,35 @@ class Intake:
             raise
         if reserved and not self._may_begin():
             self._refuse_unheard(reserved.values())
+        try:
+            self._begin_leased(reserved, values, answers)
+        except BaseException:
+            # Whoever waits for one that is neither begun nor rolled back would wait for ever. The
+            # leases stay: what is sent again takes them again.
+            for execution in reserved.values():
+                if execution.phase is Phase.RESERVED:
+                    self._held.roll_back(execution)
+            raise
+        for (index, (run, reason)), value in zip(
+            looked_at.items(), values[len(reserved) :], strict=True
+        ):
+            known = self._held.find_attempt(run)
+            mine = value == run_mark(self._boot_id, run.execution_id).encode()
+            if known is not None:
+                # Another copy of the request was accepted while Redis was asked.
+                answers[index] = _duplicate(run.execution_id, known)
+            elif value and not mine:
+                answers[index] = _owned_by_another(run, value)
+            else:
+                answers[index] = self._reject(run.execution_id, reason)
+
+    def _begin_leased(
+        self,
+        reserved: Mapping[int, Execution],
+        values: Sequence[bytes | None],
+        answers: dict[int, RunAnswerFields],
+    ) -> None:
+        """Begin the runs whose leases were taken, and answer for all."""
         given_back: list[Execution] = []
         for (index, execution), value in zip(reserved.items(), values, strict=False):
             refusal = self._second_thought(execution)
@@ -243,18 +272,6 @@ class Intake:
                 self._held.begin(execution)
                 self._executor.start(execution)
                 answers[index] = _accepted(execution.run)
-        for (index, (run, reason)), value in zip(
-            looked_at.items(), values[len(reserved) :], strict=True
-        ):
-            known = self._held.find_attempt(run)
-            mine = value == run_mark(self._boot_id, run.execution_id).encode()
-            if known is not None:
-                # Another copy of the request was accepted while Redis was asked.
-                answers[index] = _duplicate(run.execution_id, known)
-            elif value and not mine:
-                answers[index] = _owned_by_another(run, value)
-            else:
-                answers[index] = self._reject(run.execution_id, reason)
         if given_back:
             self._spawn(self._give_back(given_back))
 

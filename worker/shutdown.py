@@ -46,8 +46,10 @@ class Shutdown:
             loop.call_soon_threadsafe(self._hurry.set)
             return
         self._began = time.monotonic()
-        threading.Thread(target=self._end_at_last, name="oncue-grace", daemon=True).start()
         loop.call_soon_threadsafe(self._start, loop)
+        # Where no thread is to be had the loop must do.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._end_at_last, name="oncue-grace", daemon=True).start()
 
     def finish(self) -> None:
         """Leave the process even when a handler's thread cannot be stopped."""

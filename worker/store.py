@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -15,7 +15,8 @@ from worker.lease import KEYS_PER_CALL, Leases, LeaseUnavailable
 
 LOOK_SECONDS: Final = 5.0
 STORE_AGAIN_SECONDS: Final = 120.0
-"""An outcome that nobody acknowledges is stored again long before its tombstone would expire."""
+"""An outcome that nobody acknowledges is stored again long before its tombstone would expire; one
+that Redis has lost, when the next renewal of leases sees it."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,20 +57,31 @@ class OutcomeStore:
         self._fresh.append(execution)
         self._work.set()
 
+    def store_again(self, executions: Sequence[Execution]) -> None:
+        """Store at once what Redis has lost; what a dispatcher has by now need not be there."""
+        for execution in executions:
+            if execution.id in self._held.unacknowledged:
+                execution.stored_at = None
+        self._work.set()
+
     async def _run(self) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
-            while self._fresh:
-                count = min(len(self._fresh), KEYS_PER_CALL)
-                batch = [self._fresh.popleft() for _ in range(count)]
-                await self._store(batch)
-                for execution in batch:
-                    self._stored(execution)
-            if overdue := self._overdue():
-                await self._store(overdue)
+            await self._store_fresh()
+            while (overdue := self._overdue()) and await self._store(overdue):
+                await self._store_fresh()
 
-    async def _store(self, executions: list[Execution]) -> None:
+    async def _store_fresh(self) -> None:
+        while self._fresh:
+            count = min(len(self._fresh), KEYS_PER_CALL)
+            batch = [self._fresh.popleft() for _ in range(count)]
+            await self._store(batch)
+            for execution in batch:
+                self._stored(execution)
+
+    async def _store(self, executions: list[Execution]) -> bool:
+        """Store outcomes, and tell whether that worked."""
         now = boot_seconds()
         try:
             await self._leases.store(executions)
@@ -84,6 +96,8 @@ class OutcomeStore:
             self._failing = False
             for execution in executions:
                 execution.stored_at = now
+            return True
+        return False
 
     def _overdue(self) -> list[Execution]:
         now = boot_seconds()

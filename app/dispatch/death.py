@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,18 +46,30 @@ from oncue.protocol import (
 
 log = structlog.get_logger(__name__)
 
-CANARY_LIFE_SECONDS: Final = 24 * 3600
+CANARY_LIFE_MS: Final = 24 * 3600 * 1000
 TOMBSTONE_MS: Final = int(TOMBSTONE_SECONDS * 1000)
 DELIVERIES_RELEASED: Final = 10_000
 LEASES_AT_ONCE: Final = 32
 """Fewer than the connections that a process may have to Redis: one more would be an error."""
 
 
-# An absent lease means something only in a Redis whose canary lives: both are read in one step,
-# for between two steps it may be flushed. The key decides between a late worker and us: who sets
-# it first has the attempt.
+# The canary is seen by all dispatchers, and lost in a flush. The tide is a new word at each look: a
+# Redis that does not have the last one has lost what was written since, as one that comes back from
+# an older snapshot, canary and all. The word before stays beside it, for a look that is repeated.
+_WATCH: Final = """
+local canary = redis.call('GET', KEYS[1]) or ARGV[1]
+local last, before = string.match(redis.call('GET', KEYS[2]) or '', '^(%S*) ?(%S*)$')
+if last == ARGV[2] then last = before end
+redis.call('SET', KEYS[1], canary, 'PX', ARGV[3])
+redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. last, 'PX', ARGV[3])
+return last
+"""
+# An absent lease means something only in a Redis that has the last tide: both are read in one
+# step, for between two steps it may be flushed. The key decides between a late worker and us: who
+# sets it first has the attempt.
 _READ_LEASE: Final = """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return '?' end
+local tide = string.match(redis.call('GET', KEYS[2]) or '', '^%S*')
+if tide == '' or tide ~= ARGV[1] then return '?' end
 local value = redis.call('GET', KEYS[1])
 if not value and ARGV[2] ~= '' then redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
 return value
@@ -96,12 +108,13 @@ class Deaths:
         self._metrics = ground.metrics
         self._prefix = ground.settings.redis_prefix
         self._canary_key = canary_key(self._prefix)
+        self._tide_key = f"{self._canary_key}:tide"
         self._stall_ms = ground.settings.stall_seconds * 1000
         self._prober = prober
         self._settler = settler
         self._sealer = ground.sealer
         self._reads = asyncio.Semaphore(LEASES_AT_ONCE)
-        self._canary: str | None = None
+        self._tide: str | None = None
         self._redis_good_since: float | None = None
         self._quiet_since = float("inf")
 
@@ -110,26 +123,30 @@ class Deaths:
         self._quiet_since = time.monotonic()
 
     async def watch_redis(self) -> None:
-        """Follow the canary: a flushed or replaced Redis has lost it."""
-        key = self._canary_key
+        """See whether Redis still has all that was written to it before the last look."""
+        tide = uuid.uuid4().hex
         try:
-            found = await self._redis.get(key)
-            if found is None:
-                found = uuid.uuid4().hex
-                await self._redis.set(key, found, ex=CANARY_LIFE_SECONDS)
-            else:
-                await self._redis.expire(key, CANARY_LIFE_SECONDS)
+            found = await self._redis.eval(
+                _WATCH, 2, self._canary_key, self._tide_key, uuid.uuid4().hex, tide, CANARY_LIFE_MS
+            )
         except REDIS_ERRORS as error:
             if self._redis_good_since is not None:
                 log.warning("redis_not_trusted", reason=str(error))
             self._redis_good_since = None
             return
-        if self._redis_good_since is None or str(found) != self._canary:
+        if self._redis_good_since is None or str(found) != self._tide:
+            if self._redis_good_since is not None:
+                log.warning("redis_not_trusted", reason="it has not what was written last")
             self._redis_good_since = time.monotonic()
-        self._canary = str(found)
+        self._tide = tide
 
-    async def bury(self, nodes: Sequence[Node], running: Sequence[RunningTask]) -> None:
-        """Look at every silent worker, and at what workers declared dead before still have."""
+    async def bury(
+        self, nodes: Sequence[Node], running: Sequence[RunningTask], *, holds: Callable[[], bool]
+    ) -> None:
+        """Look at every silent worker, and at what workers declared dead before still have.
+
+        `running` was read before `nodes`. All ends once the lock is no longer held.
+        """
         estates = await self._estates(running)
         now = await self._database.now()
         silent = [
@@ -142,13 +159,15 @@ class Deaths:
         if not self._may_declare:
             return
         for node, probe in zip(silent, probes, strict=True):
+            if not holds():
+                return
             quiet_ms = now - node.last_heartbeat
             if probe is Probe.FAILED or (probe is Probe.STALLED and quiet_ms >= self._stall_ms):
                 reason = f"worker dead: no beat for {quiet_ms / 1000:.0f} s, probe {probe.value}"
                 await self._declare(node, estates.get(node.worker_id, Estate()), reason)
         alive = {node.worker_id for node in nodes if node.state is not WorkerState.DOWN}
         for worker_id, estate in estates.items():
-            if worker_id not in alive:
+            if worker_id not in alive and holds():
                 await self._take_back(worker_id, estate, "worker dead: declared before")
 
     @property
@@ -255,7 +274,7 @@ class Deaths:
         async with self._reads:
             with suppress(*REDIS_ERRORS):
                 value = await self._redis.eval(
-                    _READ_LEASE, 2, key, self._canary_key, self._canary or "", mark, TOMBSTONE_MS
+                    _READ_LEASE, 2, key, self._tide_key, self._tide or "", mark, TOMBSTONE_MS
                 )
         if value == _FLUSHED:
             return Lease.UNREADABLE

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from app.dispatch.death import Deaths
-from app.dispatch.probe import PROBE_SECONDS
+from app.dispatch.probe import PROBE_SECONDS, Probe, Prober
 from app.dispatch.queues import QueueBook
 from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
@@ -25,12 +25,20 @@ from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.http import NoAnswer
 from app.plumbing.loops import Loop
 from app.plumbing.redis import REDIS_ERRORS
-from oncue.protocol import CANCEL_PATH, CancelRequest, OutcomeStatus, WorkerState
+from oncue.protocol import (
+    CANCEL_PATH,
+    LEASE_SECONDS,
+    CancelRequest,
+    OutcomeStatus,
+    WorkerState,
+)
 
 log = structlog.get_logger(__name__)
 
 TICK_SECONDS: Final = 1.0
 CANCEL_AGAIN_SECONDS: Final = 30.0
+SILENT_AGAIN_SECONDS: Final = 10.0
+"""How often a worker that answers, but cannot be heard, is asked what became of its runs."""
 FORGET_DOWN_MS: Final = 24 * 3600 * 1000
 
 
@@ -38,7 +46,13 @@ class Recovery:
     """Repeats unanswered sends, has dead workers buried, and asks overdue runs to stop."""
 
     def __init__(
-        self, ground: Ground, seats: Seats, queues: QueueBook, sender: Sender, deaths: Deaths
+        self,
+        ground: Ground,
+        seats: Seats,
+        queues: QueueBook,
+        sender: Sender,
+        prober: Prober,
+        deaths: Deaths,
     ) -> None:
         settings = ground.settings
         self._database = ground.database
@@ -48,11 +62,13 @@ class Recovery:
         self._seats = seats
         self._queues = queues
         self._sender = sender
+        self._prober = prober
         self._deaths = deaths
         self._default_timeout_ms = settings.default_timeout_seconds * 1000
         self._overdue_grace_ms = settings.overdue_grace_seconds * 1000
         self._term: int | None = None
         self._missing: dict[str, int] = {}
+        self._asked_silent: dict[str, float] = {}
         self._asked_to_stop: dict[str, float] = {}
         self._loop = Loop("recovery", self._step, expected=(DatabaseUnavailable, *REDIS_ERRORS))
 
@@ -97,13 +113,15 @@ class Recovery:
 
     async def _look(self, term: int) -> None:
         await self._deaths.watch_redis()
-        nodes = await self._database.read(
-            lambda connection: read_nodes(connection, include_down=True)
-        )
+        # In this order: whoever has a run was there when it was claimed. The other way round a
+        # worker that is new, or is heard again, would lack a node, and its run be taken for lost.
         running = await self._database.read(
             lambda connection: read_running(connection, self._database)
         )
-        await self._deaths.bury(nodes, running)
+        nodes = await self._database.read(
+            lambda connection: read_nodes(connection, include_down=True)
+        )
+        await self._deaths.bury(nodes, running, holds=lambda: self._seats.first.term == term)
         reachable = {node.worker_id: node for node in nodes if node.state is not WorkerState.DOWN}
         await self._send_again(reachable, running)
         await self._stop_overdue(reachable, running, term)
@@ -116,19 +134,20 @@ class Recovery:
             self._metrics.worker_versions.labels(version).set(count)
 
     async def _send_again(self, nodes: dict[str, Node], running: Sequence[RunningTask]) -> None:
-        """Send again what no worker answered, and what two beats of its worker did not list.
+        """Send again what no worker answered, and what its worker does not speak of any more.
 
-        Of other partitions nothing: their holders know what is on the way.
+        That is what two of its beats did not list, and all it has when no beat comes through. Of
+        other partitions nothing is sent: their holders know what is on the way.
         """
         own = self._seats.terms
-        unlisted = [
+        taken = [
             (task, node)
             for task in running
             if self._queues.partition_of(task.queue_id) in own
             and (node := nodes.get(task.worker_id)) is not None
             and not self._sender.knows(task.execution_id)
-            and task.execution_id not in node.held
         ]
+        unlisted = [(task, node) for task, node in taken if task.execution_id not in node.held]
         present = {task.execution_id for task, _ in unlisted}
         self._missing = {one: beat for one, beat in self._missing.items() if one in present}
         again = [
@@ -136,6 +155,7 @@ class Recovery:
             for task, node in unlisted
             if not task.accepted or self._missed_two_beats(task, node)
         ]
+        again += await self._of_silent_workers(taken)
         if not again:
             return
         runs = await self._database.read(lambda connection: read_for_sending(connection, again))
@@ -147,6 +167,29 @@ class Recovery:
             self._metrics.recovered.labels("sent_again").inc(len(runs))
             log.info("sent_again", runs=len(runs))
             self._sender.send(runs, again=True)
+
+    async def _of_silent_workers(
+        self, taken: Sequence[tuple[RunningTask, Node]]
+    ) -> list[RunningTask]:
+        """Return the runs of workers that answer a probe, but were not heard of for a whole lease.
+
+        Such a worker cannot report. Its answer to a run that is sent again says how it ended.
+        """
+        oldest = self._clock.now_ms() - LEASE_SECONDS * 1000
+        silent = {node.worker_id: node for _, node in taken if node.last_heartbeat < oldest}
+        now = time.monotonic()
+        self._asked_silent = {
+            worker_id: asked
+            for worker_id, asked in self._asked_silent.items()
+            if now - asked < SILENT_AGAIN_SECONDS
+        }
+        due = [node for node in silent.values() if node.worker_id not in self._asked_silent]
+        self._asked_silent.update((node.worker_id, now) for node in due)
+        probes = await asyncio.gather(*(self._prober.probe(node) for node in due))
+        answering = {
+            node.worker_id for node, probe in zip(due, probes, strict=True) if probe is Probe.ALIVE
+        }
+        return [task for task, node in taken if node.worker_id in answering]
 
     def _missed_two_beats(self, task: RunningTask, node: Node) -> bool:
         if task.claimed_at >= node.last_heartbeat:

@@ -117,7 +117,7 @@ def _webhooks(cluster: Cluster, offset: float) -> list[Event]:
 
 def _job_rows(cluster: Cluster, offset: float, now: float) -> list[Event]:
     rows = cluster.rows(
-        "SELECT id, client_request_id, status, execution_id, finished_at FROM job_info"
+        "SELECT id, client_request_id, status, execution_id, finished_at, error_code FROM job_info"
     )
     return [
         JobRow(
@@ -127,6 +127,7 @@ def _job_rows(cluster: Cluster, offset: float, now: float) -> list[Event]:
             JobStatus(row["status"]).name,
             row["execution_id"] or "",
             _moment(row["finished_at"], offset),
+            row["error_code"] or "",
         )
         for row in rows
     ]

@@ -268,12 +268,12 @@ class Cluster:
             jobs = [
                 JobRow(
                     now, job_id, request or f"fire {parent} {nominal}", JobStatus(status).name,
-                    execution or "", _time(ended),
+                    execution or "", _time(ended), error or "",
                 )
-                for job_id, request, status, execution, ended, parent, nominal
+                for job_id, request, status, execution, ended, error, parent, nominal
                 in connection.execute(
-                    "SELECT id, client_request_id, status, execution_id, finished_at, parent_id, "
-                    "nominal_time FROM job_info WHERE kind = ? ORDER BY id",
+                    "SELECT id, client_request_id, status, execution_id, finished_at, error_code, "
+                    "parent_id, nominal_time FROM job_info WHERE kind = ? ORDER BY id",
                     (int(JobKind.TASK),),
                 )
             ]  # fmt: skip

@@ -106,7 +106,8 @@ class DatabaseServer:
         self.waiting.clear()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; nobody waits for one any more."""
+        self.waiting.clear()
         for connection in self._connections:
             connection.drop()
         for real in self.spare:

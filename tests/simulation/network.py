@@ -61,6 +61,8 @@ class Network:
         self._loop = loop
         self.processes: dict[str, Process | None] = {}
         self.cuts: dict[tuple[str, str], int] = {}
+        self.barred: set[tuple[str, str]] = set()
+        """Who can open no connection to whom, as behind a firewall; answers still get through."""
         self.slowness: dict[str, float] = {}
         self.crash: Callable[[Process, str], None] = lambda process, _why: process.die()
         self.faults: list[str] = []
@@ -126,7 +128,8 @@ class Network:
         """
         target = urlsplit(url).hostname or ""
         dice = self._dice
-        if (source, target) in self.cuts or (target, source) in self.cuts:
+        ways = {(source, target), (target, source)}
+        if not ways.isdisjoint(self.cuts) or (source, target) in self.barred:
             await asyncio.sleep(connect_seconds)
             raise Unreachable(target)
         await self.arrive(f"{source}>{target}")

@@ -9,7 +9,8 @@ import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.simulation.machine import PROCESS, Machine, Stuck
 from tests.simulation.pace import paced
 from tests.simulation.planned import Planner, draw_schedules
 from tests.simulation.workload import Callers, draw_jobs, observe_with
-from tests.support.checker import Healed, Report, judge
+from tests.support.checker import Event, Healed, Report, judge
 from tests.support.fires import implied, judge_fires
 from tests.support.guardian import memory_directory
 
@@ -79,6 +80,35 @@ def play(
     """
     if quick is None:
         quick = seed % REAL_ENGINE_EVERY != 0
+    with _stage(trace, bug) as path:
+        return _play(seed, path, trace, seconds, quick)
+
+
+def tell(
+    story: Callable[[Cluster], Awaitable[None]],
+    seed: int,
+    *,
+    trace: Callable[[str], None] | None = None,
+) -> list[Event]:
+    """Play a story that is told by hand, and return its history with the rows that are left."""
+    with _stage(trace, None) as path, Machine(seed) as machine:
+        history = History(machine.loop.time, trace=trace)
+        observe_with(history)
+        cluster = Cluster(machine, history, random.Random(f"world {seed}"), path, quick=True)
+        machine.loop.run_until_complete(story(cluster))
+        jobs, executions = cluster.rows()
+        for row in (*jobs, *executions):
+            history.add(row)
+        history.closed = True
+        cluster.close()
+        machine.loop.forget_all()
+        machine.loop.close()
+        return history.events
+
+
+@contextmanager
+def _stage(trace: Callable[[str], None] | None, bug: str | None) -> Iterator[Path]:
+    """Prepare this process for one simulation, and return where its empty database is."""
     _quiet(trace)
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     # What an earlier simulation left goes now, not somewhere within this one. Of what died in the
@@ -94,7 +124,7 @@ def play(
             path = Path(directory) / "oncue.db"
             path.write_bytes(_empty_database())
             with planted(bug), paced(), lean():
-                return _play(seed, path, trace, seconds, quick)
+                yield path
     finally:
         sys.unraisablehook = hook
         gc.enable()

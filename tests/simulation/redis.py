@@ -111,6 +111,9 @@ class RedisServer:
             return None
         return value
 
+    def _do_getrange(self, key: bytes, first: bytes, last: bytes) -> bytes:
+        return (self._do_get(key) or b"")[int(first) : int(last) + 1]
+
     def _do_set(self, key: bytes, value: bytes, *options: bytes) -> bytes:
         if not options:
             life = float("inf")

@@ -17,6 +17,9 @@ SAFE_SECONDS: Final = 3.0
 """So long after its end the outcome of a run must outlive its worker, if Redis could be reached."""
 WAKE_SECONDS: Final = 2.5
 """How long a process that was frozen may need, after it wakes, to see that it was given up."""
+RESTORE_SECONDS: Final = 12.0
+"""So long a living worker may take, once it reaches Redis, to see that an outcome is gone and to
+store it again: it renews every 5 s, gives up a call after 2 s, and tries again."""
 CLOCK_SECONDS: Final = 0.01
 """What two readings of one moment may differ by."""
 TERMINAL: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
@@ -133,6 +136,7 @@ class JobRow(Event):
     status: str
     execution_id: str
     finished_at: float | None
+    error_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +292,13 @@ def _judge_ends(
             report.violations.append(f"P5: job {job.job_id} SUCCEEDED, its last execution did not")
         if job.status == "CANCELLED" and job.job_id not in cancelled:
             report.violations.append(f"P5: job {job.job_id} is CANCELLED, and nobody asked for it")
+    begun = {run.began.job_id: run.began for run in reversed(runs)}
+    report.violations += [
+        f"expired: job {job.job_id} is said to have begun too late, and {began.execution_id} of it "
+        f"began at {began.at:.3f}"
+        for job in jobs.values()
+        if job.error_code == "expired" and (began := begun.get(job.job_id)) is not None
+    ]
     first: dict[int, Seen] = {}
     for seen in of_kind(events, Seen):
         if lives[seen.job_id] > 1:
@@ -408,9 +419,10 @@ def _judge_outcomes(
     runs: Sequence[Run],
     executions: dict[str, ExecutionRow],
 ) -> None:
-    """P6: a run that ended is not lost with its worker, unless Redis failed it as well."""
+    """P6: a run that ended is lost only if Redis failed it, and its worker could not mend that."""
     died = {one.worker: one.at for one in of_kind(events, Died)}
     troubles = of_kind(events, RedisTrouble)
+    frozen = of_kind(events, Frozen)
     for run in runs:
         row = executions.get(run.began.execution_id)
         if row is None or row.status != "LOST" or run.how not in ("returned", "raised"):
@@ -419,18 +431,32 @@ def _judge_outcomes(
             # It was given up before it ended: whether that was right is P4's.
             continue
         gone_at = died.get(run.began.worker, float("inf"))
+        lost_at = row.ended_at or float("inf")
         node = run.began.worker.partition("#")[0]
+        own = [trouble for trouble in troubles if trouble.node in ("", node)]
+        away = [(trouble.since, trouble.at) for trouble in own]
+        away += [(one.since, one.at) for one in frozen if one.worker == run.began.worker]
+        away.append((gone_at, float("inf")))
         excused = gone_at < run.over_at + SAFE_SECONDS or any(
             trouble.at >= run.over_at - SAFE_SECONDS
-            and trouble.since <= (row.ended_at or float("inf"))
-            and trouble.node in ("", node)
-            for trouble in troubles
+            and trouble.since <= lost_at
+            and _longest_contact(away, max(trouble.at, run.over_at), lost_at) < RESTORE_SECONDS
+            for trouble in own
         )
         if not excused:
             report.violations.append(
                 f"P6: execution {row.execution_id} of job {row.job_id} {run.how} at "
                 f"{run.over_at:.3f} on {run.began.worker}, and is LOST"
             )
+
+
+def _longest_contact(away: Iterable[tuple[float, float]], since: float, until: float) -> float:
+    """The longest time in a span, seconds, that no interval of `away` covers."""
+    longest, free_since = 0.0, since
+    for begin, end in sorted(away):
+        longest = max(longest, min(begin, until) - free_since)
+        free_since = max(free_since, end)
+    return max(longest, until - free_since)
 
 
 def _judge_webhooks(

@@ -155,6 +155,29 @@ def test_a_finished_run_is_not_lost_unless_redis_failed_it_too() -> None:
     assert found(*history, RedisTrouble(8.0, 6.0)) == ["P6"]
 
 
+def test_a_living_worker_mends_what_redis_lost_of_a_finished_run() -> None:
+    lost = ExecutionRow(99.0, "e1", 7, 2000, "w1#a", "LOST", "", False, 30.0)
+    history = (ACCEPTED, BEGAN, RETURNED, JobRow(99.0, 7, "r1", "FAILED", "e1", 30.0), lost)
+    flushed = RedisTrouble(6.0, 6.0)
+
+    assert "P6" in found(*history, flushed)
+    assert "P6" not in found(*history, flushed, Died(17.0, "w1#a"))
+    assert "P6" in found(*history, flushed, Died(19.0, "w1#a"))
+    assert "P6" not in found(*history, flushed, RedisTrouble(31.0, 10.0, "w1"))
+    assert "P6" in found(*history, flushed, RedisTrouble(31.0, 10.0, "w2"))
+    assert "P6" not in found(*history, flushed, Frozen(40.0, 8.0, "w1#a"))
+    assert "P6" in found(*history, flushed, RedisTrouble(17.0, 7.0))
+
+
+def test_a_job_that_began_has_not_expired() -> None:
+    job = JobRow(9.0, 7, "r1", "FAILED", "e1", 4.0, "expired")
+    accepted = Accepted(1.0, "r1", 7, 3, webhook=False)
+
+    assert found(accepted, job) == []
+    stopped = Ended(3.0, "w1#a", "e1", "stopped")
+    assert found(accepted, BEGAN, stopped, row("e1", "RETURNED"), job) == ["expired"]
+
+
 def test_webhooks_are_told_once_at_least_under_one_id_and_as_it_is() -> None:
     ends = (JOB, row())
     base = (ACCEPTED, BEGAN, RETURNED)

@@ -1,7 +1,8 @@
 """The move `expire`: a job that no attempt was begun of by its `expiresAt` ends as FAILED.
 
 `job_expiry` says when to look; the row of the job decides. The claim has the same guard, so a
-job that has expired is not begun, however late this move comes.
+job that has expired is not begun, however late this move comes. A run that had begun and was
+given back uncounted has met the deadline: its settlement takes the deadline away.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from app.plumbing.database import NOW_MS, Database
 CODE: Final = "expired"
 MESSAGE: Final = "No attempt had begun by expiresAt."
 LOOK_AGAIN_MS: Final = 5000
-"""A first attempt that is under way may still be given back uncounted: look again then."""
+"""A first attempt that is under way may still be given back before it began: look again then."""
 
 _EXPIRABLE: Final = in_list(sources("expire", JobKind.TASK))
 _LOOKS: Final = {
@@ -118,7 +119,7 @@ def _has_expired(job: RowMapping, now: int) -> bool:
 
 
 def _next_look(job: RowMapping, now: int) -> int | None:
-    """Return when the job could expire after all, or None: it ended, or has begun for good."""
+    """Return when the job could expire after all, or None: it ended, or has begun."""
     if job["expires_at"] is None or job["status"] in TERMINAL_JOBS:
         return None
     if job["expires_at"] > now:

@@ -23,7 +23,7 @@ from app.lifecycle.moves.free_keys import free_keys
 from app.lifecycle.moves.limit_keys import Key, concurrency_key
 from app.lifecycle.moves.owe import callback_row, insert_callbacks, insert_starts, started_row
 from app.lifecycle.moves.release import note_stopping, release_stopped
-from app.lifecycle.moves.submit import insert_payloads
+from app.lifecycle.moves.submit import forget_expiries, insert_payloads
 from app.lifecycle.retry import MAX_RETURNS, GiveUp, RetryAfter, RetryPolicy, after_failure
 from app.lifecycle.secret_marks import SECRET_RESULT
 from app.lifecycle.states import (
@@ -47,7 +47,7 @@ _JOBS: Final = (
     "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
     "retry_interval_ms, retry_backoff, callback_url, callback_events, callback_headers, version, "
-    "next_trigger_time, stopping_execution_id, secret, concurrency_key "
+    "next_trigger_time, stopping_execution_id, secret, concurrency_key, expires_at "
     "FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )
@@ -97,6 +97,12 @@ _MOVE_JOBS: Final = {
         guard=f"j.status IN ({_RUNNING}) AND j.execution_id = v.v_execution",
     )
     for sqlite in (True, False)
+}
+_MET: Final = {
+    sqlite: text(f"UPDATE job_info {hint}SET expires_at = NULL WHERE id IN :ids").bindparams(
+        bindparam("ids", expanding=True)
+    )
+    for sqlite, hint in ((True, ""), (False, "FORCE INDEX (PRIMARY) "))
 }
 _ENDED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
@@ -204,6 +210,7 @@ class _Batch:
         self._over: set[str] = set()
         self._ended_children: list[int] = []
         self._keys: set[Key] = set()
+        self._met: list[tuple[int, int]] = []
 
     def settle(self, ending: Ending, job: RowMapping | None, log: RowMapping | None) -> Settlement:
         if job is None or log is None or log["job_id"] != job["id"]:
@@ -250,6 +257,14 @@ class _Batch:
         times = _step_times(ending, log, self._now)
         next_status, due, attempt, returned = _what_follows(ending, job, self._now)
         ended = next_status is not JobStatus.WAITING
+        if (
+            not ended
+            and attempt == 0
+            and times["started"] is not None
+            and job["expires_at"] is not None
+        ):
+            # Its attempts are none again, but one had begun: its queue deadline was met.
+            self._met.append((job["expires_at"], job["id"]))
         self._jobs.append(
             {
                 "id": job["id"],
@@ -375,6 +390,9 @@ class _Batch:
             if moved.rowcount != len(self._jobs):
                 raise RuntimeError("a locked job changed under its settlement")
             await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(_ENDED, self._logs)})
+        if self._met:
+            await connection.execute(_MET[sqlite], {"ids": sorted(job for _, job in self._met)})
+            await forget_expiries(connection, self._met)
         await insert_payloads(connection, database, self._payloads)
         await note_stopping(connection, database, self._stopping)
         await insert_starts(connection, self._starts)

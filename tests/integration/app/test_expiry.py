@@ -9,6 +9,7 @@ import pytest
 
 from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
+from app.lifecycle.moves.assign import note_running
 from app.lifecycle.moves.claim import Probe, find_due
 from app.lifecycle.moves.expire import expire_jobs
 from app.lifecycle.states import ExecutionStatus
@@ -140,7 +141,41 @@ async def test_a_job_that_has_begun_is_not_expired(migrated_engine: Engine) -> N
         assert len(await claimed(database, [retried.job_id], term=await new_term(database))) == 1
 
 
-async def test_a_run_that_is_given_back_uncounted_expires_after_all(
+async def test_a_run_that_had_begun_and_is_given_back_has_met_its_deadline(
+    migrated_engine: Engine,
+) -> None:
+    """A deploy that cuts a run short does not make it one that had never begun."""
+    async with opened(migrated_engine) as database:
+        job_ids = await insert(database, 2, expires_at=await now_of(database) + HOUR_MS)
+        told, noted = await claimed(database, job_ids, term=await new_term(database))
+        began = await now_of(database)
+        await database.write(
+            lambda connection: note_running(connection, database, [(noted.execution_id, began)])
+        )
+        # Only the look at the first deadline goes: what is looked at again finds nothing to end.
+        await change(
+            database,
+            "INSERT INTO job_expiry (look_at, job_id) VALUES (:past, :id)",
+            past=PAST,
+            id=told.job_id,
+        )
+        await settled(
+            database,
+            ending(told, ExecutionStatus.RETURNED, started_at=began),
+            ending(noted, ExecutionStatus.RETURNED),
+        )
+        assert (
+            await rows_of(database, "SELECT status, attempt, expires_at FROM job_info ORDER BY id")
+            == [{"status": 0, "attempt": 0, "expires_at": None}] * 2
+        )
+        assert await value_of(database, "SELECT count(*) FROM job_expiry") == 1
+        assert (await expire(database)).job_ids == []
+        assert await value_of(database, "SELECT count(*) FROM job_expiry") == 0
+        await change(database, "UPDATE job_info SET next_trigger_time = 1")
+        assert len(await claimed(database, job_ids, term=await new_term(database))) == 2
+
+
+async def test_a_run_that_is_given_back_before_it_began_expires_after_all(
     migrated_engine: Engine,
 ) -> None:
     async with opened(migrated_engine) as database:

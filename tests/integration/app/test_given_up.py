@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
 
 from app.dispatch.death import Estate
 from app.lifecycle.moves.claim import Claimed
@@ -10,6 +11,7 @@ from app.lifecycle.moves.release import read_stopping
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.running import read_running
 from app.lifecycle.states import ExecutionStatus
+from app.plumbing.database import Database
 from oncue.protocol import GIVEN_UP, WorkerState, run_key, run_mark, stopping_key
 from tests.integration.app.rig import (
     WORKER,
@@ -67,15 +69,56 @@ async def test_a_lease_that_was_taken_in_the_last_moment_keeps_the_run(
 async def test_a_lease_that_is_absent_since_a_flush_is_not_gone(migrated_engine: Engine) -> None:
     async with door(migrated_engine) as here:
         run = await running_job(here.database)
-        key = run_key(migrated_engine.redis_prefix, run.job_id, run.trigger_ts)
-        deaths = here.parts.recovery._deaths
+        await here.parts.recovery._deaths.watch_redis()
+        # The flush comes after the look at Redis, and before the look at the lease.
+        redis = here.parts.ground.redis
+        await redis.delete(*(await redis.keys(f"{migrated_engine.redis_prefix}:canary*")))
+        await _nothing_is_given_up(here, run)
+
+
+async def test_a_lease_that_an_older_snapshot_lacks_is_not_gone(migrated_engine: Engine) -> None:
+    """Redis comes back with all that it had a moment ago, the canary too, but no more."""
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database)
+        deaths, redis = here.parts.recovery._deaths, here.parts.ground.redis
         await deaths.watch_redis()
-        # The flush comes after the look at the canary, and before the look at the lease.
-        await here.parts.ground.redis.delete(f"{migrated_engine.redis_prefix}:canary")
-        running = await here.database.read(lambda one: read_running(one, here.database))
-        await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
-        assert await here.parts.ground.redis.get(key) is None
-        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
+        names = sorted(await redis.keys(f"{migrated_engine.redis_prefix}:canary*"))
+        snapshot = [(name, await redis.get(name)) for name in names]
+        for _ in range(2):
+            await deaths.watch_redis()
+        trusted_since = deaths._redis_good_since
+        for name, value in snapshot:
+            await redis.set(name, value or "")
+        await _nothing_is_given_up(here, run)
+        # From here on its time counts anew.
+        await deaths.watch_redis()
+        assert trusted_since is not None
+        assert (deaths._redis_good_since or 0) > trusted_since
+        await deaths._take_back(WORKER, await _running(here), "worker dead")
+        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.LOST
+
+
+async def test_looks_at_a_redis_that_keeps_all_do_not_begin_its_time_anew(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        deaths, redis = here.parts.recovery._deaths, here.parts.ground.redis
+        await deaths.watch_redis()
+        trusted_since = deaths._redis_good_since
+
+        async def sent_twice(*call: Any) -> Any:
+            """As the client does when the first answer is lost."""
+            await redis.eval(*call)
+            return await redis.eval(*call)
+
+        class Lossy:
+            eval = staticmethod(sent_twice)
+
+        deaths._redis = cast(Any, Lossy)
+        for _ in range(3):
+            await deaths.watch_redis()
+        assert trusted_since is not None
+        assert deaths._redis_good_since == trusted_since
 
 
 async def test_any_number_of_runs_of_a_dead_worker_is_given_up(migrated_engine: Engine) -> None:
@@ -84,8 +127,7 @@ async def test_any_number_of_runs_of_a_dead_worker_is_given_up(migrated_engine: 
         term = await new_term(here.database)
         runs = await claimed(here.database, await insert(here.database, 300), term=term)
         await here.beat()
-        running = await here.database.read(lambda one: read_running(one, here.database))
-        await _declare(here, Estate(running=list(running)))
+        await _declare(here, await _running(here))
         assert await value_of(here.database, STATE) == WorkerState.DOWN
         lost = "SELECT COUNT(*) FROM job_log WHERE status = :lost"
         assert await value_of(here.database, lost, lost=ExecutionStatus.LOST) == len(runs)
@@ -133,6 +175,66 @@ async def test_a_cancelled_run_without_a_lease_is_over_with_its_worker_and_canno
         assert await here.parts.ground.redis.get(key) == run_mark(GIVEN_UP, GIVEN_UP)
 
 
+async def test_a_worker_that_comes_and_is_given_a_run_during_a_look_is_not_taken_for_dead(
+    migrated_engine: Engine,
+) -> None:
+    """The look reads twice; what happens in between must not look like a run without a worker."""
+    async with door(migrated_engine) as here:
+        recovery, between = here.parts.recovery, Between(here.database)
+        await _may_declare_at_once(here)
+        runs: list[Claimed] = []
+
+        async def come() -> None:
+            await here.beat()
+            runs.append(await running_job(here.database))
+
+        between.act = come
+        recovery._database = cast(Database, between)
+        # Nobody holds the lock here: the term of the look is that of the lock, none.
+        await recovery._look(cast(int, None))
+        [run] = runs
+        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
+
+
+async def test_who_has_lost_the_lock_during_a_look_declares_nobody_dead(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database)
+        await _may_declare_at_once(here)
+        deaths = here.parts.recovery._deaths
+        running = (await _running(here)).running
+        await deaths.bury([], running, holds=lambda: False)
+        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED
+        await deaths.bury([], running, holds=lambda: True)
+        assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.LOST
+
+
+class Between:
+    """A database in which something happens after the first read."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.act: Callable[[], Awaitable[None]] | None = None
+
+    async def read(self, work: Any) -> Any:
+        found = await self._database.read(work)
+        act, self.act = self.act, None
+        if act is not None:
+            await act()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+async def _may_declare_at_once(here: Door) -> None:
+    deaths = here.parts.recovery._deaths
+    await deaths.watch_redis()
+    deaths._quiet_since = float("-inf")
+    deaths._redis_good_since = float("-inf")
+
+
 async def _cancelled(here: Door) -> Claimed:
     await here.beat()
     run = await running_job(here.database)
@@ -146,6 +248,11 @@ async def _estate(here: Door) -> Estate:
     return Estate(stopping=await here.database.read(read_stopping))
 
 
+async def _running(here: Door) -> Estate:
+    running = await here.database.read(lambda connection: read_running(connection, here.database))
+    return Estate(running=list(running))
+
+
 async def _declare(here: Door, estate: Estate | None = None) -> None:
     deaths = here.parts.recovery._deaths
     await deaths.watch_redis()
@@ -154,10 +261,9 @@ async def _declare(here: Door, estate: Estate | None = None) -> None:
 
 
 async def _take_back(here: Door) -> None:
-    running = await here.database.read(lambda connection: read_running(connection, here.database))
     deaths = here.parts.recovery._deaths
     await deaths.watch_redis()
-    await deaths._take_back(WORKER, Estate(running=list(running)), "worker dead")
+    await deaths._take_back(WORKER, await _running(here), "worker dead")
 
 
 async def test_what_is_on_the_way_is_counted_until_it_is_answered(migrated_engine: Engine) -> None:
@@ -170,3 +276,10 @@ async def test_what_is_on_the_way_is_counted_until_it_is_answered(migrated_engin
         # This dispatcher holds no lock: it sends nothing, and lets go of it.
         await until_async(lambda: not sender.knows(run.execution_id), what="the send to end")
         assert "oncue_runs_unanswered 0.0" in here.parts.ground.metrics.render().decode()
+
+
+async def _nothing_is_given_up(here: Door, run: Claimed) -> None:
+    await here.parts.recovery._deaths._take_back(WORKER, await _running(here), "worker dead")
+    key = run_key(here.parts.ground.settings.redis_prefix, run.job_id, run.trigger_ts)
+    assert await here.parts.ground.redis.get(key) is None
+    assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.CLAIMED

@@ -15,6 +15,7 @@ from typing import Any
 from oncue import Context, Fail, Retry, handler
 
 GATES: dict[str, threading.Event] = {}
+COUNTERS: dict[str, int] = {}
 """Events by name, with which a test lets a thread of its own process end."""
 
 
@@ -42,6 +43,13 @@ def thread(params: Any, ctx: Context) -> Any:
     """Block a thread until the gate opens, deaf to being cancelled."""
     GATES.setdefault(params["gate"], threading.Event()).wait(30)
     return {"cancelled": ctx.cancelled}
+
+
+@handler("w_count")
+def count(params: Any) -> int:
+    """Count the runs of a thread under a name."""
+    COUNTERS[params["counter"]] = COUNTERS.get(params["counter"], 0) + 1
+    return COUNTERS[params["counter"]]
 
 
 @handler("w_polite")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncue.protocol import CancelRequest, Outcome, OutcomeStatus
+from oncue.protocol import CancelRequest, Outcome, OutcomeStatus, Run
 from tests.integration.worker import handlers_under_test
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.child import is_running
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
+from worker.held import Execution
 from worker.parts import Parts
 
 
@@ -25,6 +27,11 @@ async def run_once(
     run = make_run(handler, params, **changes)
     await parts.intake.take(make_request(run))
     return await until_async(lambda: dispatcher.outcome(run.execution_id))
+
+
+async def ends_of(dispatcher: FakeDispatcher, runs: Sequence[Run]) -> list[Outcome]:
+    await until_async(lambda: all(dispatcher.outcome(run.execution_id) for run in runs))
+    return [dispatcher.outcomes()[run.execution_id] for run in runs]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,75 @@ async def test_a_coroutine_deaf_to_its_cancel_is_stopping_until_it_ends(
         assert outcome.stopping
         handlers_under_test.GATES["deaf"].set()
         await until_async(lambda: outcome.execution_id in dispatcher.stopped())
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let no thread of runs be started until the event is set, as where `ulimit -u` is reached."""
+    may_start, start = threading.Event(), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("oncue-run") and not may_start.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr("worker.execute.BEGIN_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return may_start
+
+
+async def test_runs_that_get_no_thread_are_given_back_and_never_begin(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, no_threads: threading.Event
+) -> None:
+    runs = [make_run("w_count", {"counter": "no_thread"}) for _ in range(3)]
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(*runs))
+        assert set(parts.held.live) == {run.execution_id for run in runs}
+        for outcome in await ends_of(dispatcher, runs):
+            assert outcome.status is OutcomeStatus.RETURNED
+            assert outcome.error is not None
+            assert (outcome.error.code, outcome.started_at) == ("not_begun", None)
+        assert not parts.held.live
+        # What was queued in vain is not begun by the threads of later runs.
+        no_threads.set()
+        later = await run_once(parts, dispatcher, "w_count", {"counter": "later"})
+        assert later.result == 1
+    assert "no_thread" not in handlers_under_test.COUNTERS
+
+
+async def test_runs_that_wait_for_a_thread_begin_when_there_is_one(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, no_threads: threading.Event
+) -> None:
+    runs = [make_run("w_count", {"counter": "waited"}) for _ in range(3)]
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(*runs))
+        assert len(parts.held.live) == 3
+        no_threads.set()
+        for outcome in await ends_of(dispatcher, runs):
+            assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert handlers_under_test.COUNTERS["waited"] == 3
+
+
+async def test_a_request_that_breaks_off_leaves_no_reservation(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that broke is begun or rolled back, and those after it are free to come again."""
+    runs = [make_run("echo", number) for number in range(3)]
+    async with open_worker() as parts:
+        start = parts.executor.start
+
+        def break_off(execution: Execution) -> None:
+            if execution.id == runs[1].execution_id:
+                raise OSError("something unforeseen")
+            start(execution)
+
+        monkeypatch.setattr(parts.executor, "start", break_off)
+        with pytest.raises(OSError, match="unforeseen"):
+            await parts.intake.take(make_request(*runs))
+        monkeypatch.undo()
+        await parts.intake.take(make_request(runs[2]))
+        outcome = await until_async(lambda: dispatcher.outcome(runs[2].execution_id))
+        assert outcome.result == 2
 
 
 async def test_a_thread_past_its_timeout_keeps_its_slot_until_it_ends(

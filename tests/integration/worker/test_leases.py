@@ -37,6 +37,50 @@ async def test_a_lease_lost_in_a_flush_is_set_again_while_the_run_goes_on(
             await until_async(lambda: redis.pttl(key) > 10_000)
 
 
+async def test_an_outcome_lost_in_a_flush_is_stored_again_while_no_dispatcher_has_it(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    """Whoever looks under the key finds it, or a lease: never nothing for as long as a lease."""
+    run = make_run("echo", {"text": "x" * 5000})
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    async with open_worker() as parts:
+        dispatcher.silent = True
+        await parts.intake.take(make_request(run))
+        mark = run_mark(parts.identity.boot_id, run.execution_id)
+        with Redis.from_url(valkey.socket_url, decode_responses=True) as redis:
+
+            def outcome() -> str:
+                return str(redis.get(key) or "").removeprefix(mark)
+
+            first = await until_async(outcome)
+            for _ in range(2):
+                valkey.flushall()
+                assert await until_async(outcome) == first
+            assert redis.pttl(key) > 500_000
+            # A bare lease in its place is none: the outcome may have been lost while it was stored.
+            redis.set(key, mark, px=1000)
+            assert await until_async(outcome) == first
+            dispatcher.silent = False
+            await until_async(lambda: dispatcher.outcome(run.execution_id))
+
+
+async def test_renewing_shortens_no_tombstone(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
+) -> None:
+    run = make_run("echo", 1)
+    key = run_key("oncue", run.job_id, run.trigger_ts)
+    async with open_worker() as parts:
+        dispatcher.silent = True
+        await parts.intake.take(make_request(run))
+        with Redis.from_url(valkey.socket_url) as redis:
+            await until_async(lambda: b"succeeded" in (redis.get(key) or b""))
+            redis.pexpire(key, 900_000)
+            contact = parts.liveness._contact_at
+            await until_async(lambda: parts.liveness._contact_at > contact + 0.5)
+            assert redis.pttl(key) > 800_000
+        dispatcher.silent = False
+
+
 async def test_a_run_whose_attempt_another_took_is_stopped(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
 ) -> None:

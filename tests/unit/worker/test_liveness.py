@@ -9,7 +9,7 @@ import pytest
 from oncue.protocol import LEASE_SECONDS
 from tests.unit.worker.test_held import make_execution
 from worker import liveness as liveness_module
-from worker.held import Held
+from worker.held import Execution, Held
 from worker.liveness import EXIT_CODE, SILENCE_SECONDS, STOP_SECONDS, Liveness, Watchdog
 
 
@@ -101,6 +101,40 @@ async def test_the_process_exits_when_a_run_cannot_be_stopped(
     assert exits[0] == EXIT_CODE
     assert execution.id in told
     assert execution.cancel_event.is_set()
+
+
+async def test_the_watchdog_acts_although_no_thread_is_to_be_had_and_a_first_try_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(liveness_module, "TICK_SECONDS", 0.01)
+    turned, held, execution = Turned(), Held(1), make_execution()
+    held.reserve(execution)
+    held.begin(execution)
+    # Seen once only: the channel works again by the time the watchdog looks a second time.
+    turned.now += 60
+    turned.liveness.renewed(turned.now)
+    stopped = threading.Event()
+    tries: list[int] = []
+
+    def stop_runs(_: list[Execution]) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("something unforeseen")
+        held.live.clear()
+        stopped.set()
+
+    watchdog = Watchdog(held, turned.liveness, stop_runs=stop_runs, kill_children=lambda: None)
+    watchdog.start()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert stopped.wait(5)
+    monkeypatch.undo()
+    assert watchdog.is_alive()
+    watchdog.end()
+    watchdog.join()
 
 
 def test_nothing_is_begun_when_the_last_acknowledged_beat_is_too_old() -> None:

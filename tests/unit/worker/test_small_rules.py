@@ -79,9 +79,23 @@ def test_idle_is_a_percentage() -> None:
 
 
 def test_the_database_clock_is_midway_between_question_and_answer() -> None:
+    clock, since_boot = DatabaseClock(), boot_seconds()
+    clock.learn(5_000, sent=since_boot - 3.0, received=since_boot - 1.0)
+    assert 7_000 <= clock.now_ms() < 12_000
+
+
+def test_a_step_of_the_wall_clock_does_not_move_the_database_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wall = NOW
+    monkeypatch.setattr("worker.clock.time.time", lambda: wall)
     clock = DatabaseClock()
-    clock.learn(5_000, sent=1.0, received=3.0)
-    assert clock.offset_ms == 3_000
+    assert clock.now_ms() == NOW * 1000
+    clock.learn(5_000, sent=boot_seconds(), received=boot_seconds())
+    wall += 3600
+    assert 5_000 <= clock.now_ms() < 10_000
+    # What others time by the wall clock is still told in the database's time.
+    assert -1.0 < (clock.offset_ms + wall * 1000 - clock.now_ms()) / 1000 < 5.0
 
 
 def test_the_boot_clock_goes_on() -> None:
