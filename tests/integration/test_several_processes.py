@@ -162,7 +162,10 @@ def test_it_ends_with_an_error_when_they_cannot_start(
             directory=tmp_path,
         )
         child.start()
-        assert child.wait(150) == 2
+        try:
+            assert child.wait(150) == 2
+        finally:
+            child.kill()
     said = child.log_tail()
     assert ("is the port in use?" if why == "port" else "run `oncue migrate`") in said
 
