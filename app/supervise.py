@@ -28,7 +28,7 @@ TERMINATED: Final = 128 + signal.SIGTERM
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 30.0
 STANDS_SECONDS: Final = 10.0
-"""One that lived so long had started."""
+"""One that lives so long has started, unless it refuses after all: a slow machine may need long."""
 MOST_FALSE_STARTS: Final = 3
 """So often each may fail before any has started; then the whole is given up."""
 GRACE_MARGIN_SECONDS: Final = 3.0
@@ -83,6 +83,7 @@ class Supervisor:
         self._grace_seconds = grace_seconds + GRACE_MARGIN_SECONDS
         self._stopping = asyncio.Event()
         self._any_stood = False
+        self._standing: set[int] = set()
         self._false_starts = 0
         self._code = 0
 
@@ -108,10 +109,12 @@ class Supervisor:
                     self._code = self._code or (code if code > 0 else 1)
                 return
             seconds = time.monotonic() - began
+            stood = number in self._standing and code != REFUSED
+            self._standing.discard(number)
             log.warning(
                 "dispatcher_ended", number=number, exit_code=code, seconds=round(seconds, 1)
             )
-            if seconds >= STANDS_SECONDS:
+            if stood:
                 self._any_stood, pause = True, FIRST_PAUSE_SECONDS
             if self._is_hopeless(code):
                 log.error("dispatchers_cannot_start", exit_code=code)
@@ -122,7 +125,7 @@ class Supervisor:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _is_hopeless(self, code: int) -> bool:
-        if self._any_stood:
+        if self._any_stood or self._standing:
             return False
         self._false_starts += 1
         return code == REFUSED or self._false_starts > MOST_FALSE_STARTS * len(self._sockets)
@@ -147,7 +150,8 @@ class Supervisor:
         stop = asyncio.create_task(self._stopping.wait())
         stands = asyncio.create_task(asyncio.sleep(STANDS_SECONDS))
         await asyncio.wait({ended, stop, stands}, return_when=asyncio.FIRST_COMPLETED)
-        self._any_stood = self._any_stood or stands.done()
+        if stands.done():
+            self._standing.add(number)
         await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         stands.cancel()

@@ -170,6 +170,19 @@ def test_it_ends_with_an_error_when_they_cannot_start(
     assert ("is the port in use?" if why == "port" else "run `oncue migrate`") in said
 
 
+async def test_processes_that_refuse_late_have_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(supervise, "STANDS_SECONDS", 0.05)
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nsleep 0.3\nexit 2\n")
+    program.chmod(0o755)
+    supervisor = supervise.Supervisor([str(program)], dict(os.environ), [[], []], grace_seconds=5)
+    async with asyncio.timeout(30):
+        assert await supervisor.run() == supervise.REFUSED
+
+
 async def test_a_process_that_cannot_be_made_is_tried_again_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
