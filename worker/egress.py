@@ -12,6 +12,7 @@ import contextlib
 import functools
 import ipaddress
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -33,6 +34,7 @@ REFUSAL: Final = "egress_refused: this address may not be called"
 RESOLVER_THREADS: Final = 512
 """Twice what calls of hosts that do not answer may be under way: a lookup outlives its call."""
 MOST_INTERIM_ANSWERS: Final = 16
+"""So many at once, and one more for each second: a long call may be kept alive by them."""
 
 
 class EgressRefused(Exception):
@@ -74,17 +76,18 @@ class _Answers(ResponseHandler):
     """
 
     _interim = 0
+    _asked_at = 0.0
 
     def set_response_params(self, **given: Any) -> None:
         """Begin to read an answer."""
-        self._interim = 0
+        self._interim, self._asked_at = 0, time.monotonic()
         super().set_response_params(**given)
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         """Pass on the head of an answer."""
         if 100 <= data[0].code < 200:
             self._interim += 1
-        if self._interim <= MOST_INTERIM_ANSWERS:
+        if self._interim <= MOST_INTERIM_ANSWERS + (time.monotonic() - self._asked_at):
             super().feed_data(data, size)
         else:
             self.close()

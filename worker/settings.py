@@ -333,8 +333,10 @@ def _check_http_url(url: str) -> str:
         raise ValueError("an address begins with http:// or https:// and names a host")
     if parts.username or parts.password:
         raise ValueError("an address holds no user or password")
-    if parts.query or parts.fragment:
-        raise ValueError("an address ends with its path: it has no query and no fragment")
+    if set(url) & set("?#@\\") or not url.isprintable() or " " in url:
+        raise ValueError("an address ends with its path: it has no query, fragment or space")
+    if parts.port == 0:
+        raise ValueError("an address has a port other than 0")
     return url.rstrip("/")
 
 

@@ -171,11 +171,16 @@ class Deaths:
                 await self._take_back(worker_id, estate, "worker dead: declared before")
 
     @property
+    def is_quiet(self) -> bool:
+        """True for a lease after a hand-over, or a failure of the database: beats are late then."""
+        return time.monotonic() - self._quiet_since < LEASE_SECONDS
+
+    @property
     def _may_declare(self) -> bool:
         """Nobody is declared dead within a lease of a hand-over, or of a flush of Redis."""
         now = time.monotonic()
         return (
-            now - self._quiet_since >= LEASE_SECONDS
+            not self.is_quiet
             and self._redis_good_since is not None
             and now - self._redis_good_since >= LEASE_SECONDS
         )

@@ -6,8 +6,9 @@ The others look after their own sends alone.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -39,6 +40,8 @@ TICK_SECONDS: Final = 1.0
 CANCEL_AGAIN_SECONDS: Final = 30.0
 SILENT_AGAIN_SECONDS: Final = 10.0
 """How often a worker that answers, but cannot be heard, is asked what became of its runs."""
+MOST_SILENT_RUNS: Final = 500
+"""Of so many runs at a look: where many beats are late, the load must not grow by it."""
 FORGET_DOWN_MS: Final = 24 * 3600 * 1000
 
 
@@ -175,21 +178,34 @@ class Recovery:
 
         Such a worker cannot report. Its answer to a run that is sent again says how it ended.
         """
+        if self._deaths.is_quiet:
+            return []
         oldest = self._clock.now_ms() - LEASE_SECONDS * 1000
-        silent = {node.worker_id: node for _, node in taken if node.last_heartbeat < oldest}
+        silent: dict[str, list[RunningTask]] = defaultdict(list)
+        nodes: dict[str, Node] = {}
+        for task, node in taken:
+            if node.last_heartbeat < oldest:
+                silent[node.worker_id].append(task)
+                nodes[node.worker_id] = node
         now = time.monotonic()
         self._asked_silent = {
             worker_id: asked
             for worker_id, asked in self._asked_silent.items()
             if now - asked < SILENT_AGAIN_SECONDS
         }
-        due = [node for node in silent.values() if node.worker_id not in self._asked_silent]
-        self._asked_silent.update((node.worker_id, now) for node in due)
-        probes = await asyncio.gather(*(self._prober.probe(node) for node in due))
-        answering = {
-            node.worker_id for node, probe in zip(due, probes, strict=True) if probe is Probe.ALIVE
-        }
-        return [task for task, node in taken if node.worker_id in answering]
+        asked: dict[str, list[RunningTask]] = {}
+        room = MOST_SILENT_RUNS
+        for worker_id, own in silent.items():
+            if worker_id in self._asked_silent:
+                continue
+            if room <= 0:
+                break  # the others come first at the next look
+            asked[worker_id] = own if len(own) <= room else random.sample(own, room)
+            room -= len(asked[worker_id])
+        self._asked_silent.update(dict.fromkeys(asked, now))
+        probes = await asyncio.gather(*(self._prober.probe(nodes[one]) for one in asked))
+        answers = zip(asked.values(), probes, strict=True)
+        return [task for own, probe in answers if probe is Probe.ALIVE for task in own]
 
     def _missed_two_beats(self, task: RunningTask, node: Node) -> bool:
         if task.claimed_at >= node.last_heartbeat:

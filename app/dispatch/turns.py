@@ -60,10 +60,12 @@ class Turns:
     """What is remembered from round to round: who was served when, and how long ago an aged one.
 
     Turns are counted in each pool of workers and in each queue: what has slots that nobody else
-    wants must not lose its aged turns to what uses many. Pools are known by their hashes.
+    wants must not lose its aged turns to what uses many. Pools are known by their hashes. One that
+    is new goes on from the count over all: where workers come and go, each change makes a new pool.
     """
 
     turn: int = 0
+    since_aged: int = 0
     since_aged_at: dict[int, int] = field(default_factory=dict)
     since_aged_in: dict[int, int] = field(default_factory=dict)
     served_at: dict[Lane, int] = field(default_factory=dict)
@@ -74,10 +76,15 @@ class Turns:
         self.served_at[lane] = self.turn
         if pool not in self.since_aged_at and len(self.since_aged_at) >= MOST_POOLS:
             self.since_aged_at.clear()
-        self.since_aged_at[pool] = 0 if aged else self.since_aged_at.get(pool, 0) + 1
+        self.since_aged_at[pool] = 0 if aged else self.since_aged_of(pool) + 1
+        self.since_aged = 0 if aged else self.since_aged + 1
         queue_id = lane.queue_id
         again = aged or aged_in_queue
         self.since_aged_in[queue_id] = 0 if again else self.since_aged_in.get(queue_id, 0) + 1
+
+    def since_aged_of(self, pool: int) -> int:
+        """Return how many turns of a pool there were since one for an aged lane."""
+        return self.since_aged_at.get(pool, self.since_aged)
 
     def last_served(self, lane: Lane) -> int:
         """Return the turn in which the lane was served last, 0 for never."""
@@ -166,7 +173,7 @@ class Line(Generic[Task]):
         """Return the best lane, or the aged one that has this turn in place of it."""
         turns, workers = self._turns, self._pool_of(best.queue_id)
         pool = hash(workers)
-        if turns.since_aged_at.get(pool, 0) >= SHARE - 1:
+        if turns.since_aged_of(pool) >= SHARE - 1:
             aged = self._longest_unserved(best, self._lanes, workers)
             if aged is not None:
                 return _Pick(aged, pool, aged=True)

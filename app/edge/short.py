@@ -34,7 +34,9 @@ class ShortWays(FastAPI):
         """Serve one request."""
         way = None
         if scope["type"] == "http":
-            way = self._short_ways.get((scope["method"], scope["path"]))
+            # The framework's routes match a path with a line feed behind it too.
+            path = scope["path"].removesuffix("\n")
+            way = self._short_ways.get((scope["method"], path))
         await (super().__call__ if way is None else way)(scope, receive, send)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final, Literal, assert_never
 
 import structlog
@@ -48,6 +49,7 @@ from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
 from app.lifecycle.moves.submit import find_by_request
 from app.lifecycle.moves.trigger import OtherParams, trigger_job
+from app.lifecycle.nodes import read_nodes
 from app.lifecycle.reads import live_children, read_handler
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
@@ -245,6 +247,8 @@ class Changes:
             refusal = await refused_callback(self._fleet, request.callback_url)
             if refusal is not None:
                 raise refusal
+            if not trusted:
+                values = replace(values, secret_handlers=await self._secret_handlers())
         asked = _asked(caller, job_id, "change")
         if values.new_params:
             await self._check_params(asked, request.params, values.params)
@@ -253,10 +257,10 @@ class Changes:
         async def revise(
             connection: AsyncConnection, job: RowMapping
         ) -> Changed | NotPossible | Unknown:
-            outcome.fired.clear()
             return await self._schedules.revise(connection, job, asked, request, values, outcome)
 
         async def work(connection: AsyncConnection) -> Answer:
+            outcome.fired.clear()  # what an earlier try did was taken back
             return await revise_job(
                 connection,
                 self._database,
@@ -274,6 +278,13 @@ class Changes:
         self._schedules.tell(outcome)
         announce(self._ground, "change", [(job_id, _changed("change", asked, answer))])
         return await self._look(caller, job_id)
+
+    async def _secret_handlers(self) -> frozenset[str]:
+        """Name the handlers whose results some worker marks as secret, dead ones of a day too."""
+        nodes = await self._database.read(
+            lambda connection: read_nodes(connection, include_down=True)
+        )
+        return frozenset[str]().union(*(node.secret_handlers for node in nodes))
 
     async def _check_params(
         self, asked: Asked, params: Any, text: str | None, request_id: str | None = None

@@ -11,7 +11,16 @@ from app.access.keys import Gate
 from app.edge.paging import DEFAULT_LIMIT, decode_name, encode_name
 from app.edge.problems import invalid, problem_answers
 from app.fleet.live import LiveFleet
-from app.jobs.answers import Cursor, JobId, Limit, body_of, job_headers, json_answer, require_json
+from app.jobs.answers import (
+    Cursor,
+    JobId,
+    Limit,
+    LongCursor,
+    body_of,
+    job_headers,
+    json_answer,
+    require_json,
+)
 from app.jobs.batch import submit_batch
 from app.jobs.documents import BatchAnswer, ExecutionList, HandlerList, Job, WorkerList
 from app.jobs.look import list_executions, look_at_job
@@ -182,7 +191,7 @@ def job_routes(
         responses=problem_answers("unauthorized", "validation_failed"),
     )
     async def get_workers(
-        _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+        _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: LongCursor = None
     ) -> Response:
         """Return the workers and their load; those that died are shown as DOWN for a day."""
         after = decode_name(cursor)
@@ -202,7 +211,7 @@ def job_routes(
         responses=problem_answers("unauthorized", "validation_failed"),
     )
     async def get_handlers(
-        _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+        _caller: Identified, limit: Limit = DEFAULT_LIMIT, cursor: LongCursor = None
     ) -> Response:
         """Return the handlers that live workers offer, by name."""
         after = decode_name(cursor)

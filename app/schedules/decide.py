@@ -202,7 +202,7 @@ def _taken(row: Row, due: Sequence[Run], *, going: int, waiting: int) -> list[Du
     if policy == "skip" and busy:
         return []
     line = _line(due, stands_behind=policy == "queue" and busy)
-    if row["misfire_policy"] == "all" and any(one.missed for one in due):
+    if row["misfire_policy"] == "all" and len(due) > 1 and any(one.missed for one in due):
         return line
     if policy == "queue":
         return line[: 0 if waiting else 1 if busy else 2]

@@ -53,7 +53,7 @@ class NewValues:
     `of_schedules` names the fields that only a schedule has.
 
     `due_ms` is absolute, `delay_ms` counts from the commit. `trusted` is a caller who may send a
-    secret result to another receiver.
+    secret result to another receiver; `secret_handlers` are those that mark theirs as secret.
     """
 
     columns: Mapping[str, Any]
@@ -63,6 +63,7 @@ class NewValues:
     params: str | None = field(default=None, repr=False)
     sealer: Sealer = _NO_KEYS
     trusted: bool = False
+    secret_handlers: frozenset[str] = frozenset()
     of_schedules: tuple[str, ...] = ()
 
 
@@ -132,7 +133,8 @@ def _leak(job: RowMapping, values: NewValues) -> WouldLeak | None:
         return None
     if "callback_headers" not in values.columns and _hold_a_secret(job["callback_headers"]):
         return WouldLeak("callbackHeaders")
-    if job["secret"] & SECRET_RESULT and not values.trusted:
+    is_secret = job["secret"] & SECRET_RESULT or job["job_handler"] in values.secret_handlers
+    if is_secret and not values.trusted:
         return WouldLeak("result")
     return None
 

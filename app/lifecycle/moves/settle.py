@@ -257,12 +257,7 @@ class _Batch:
         times = _step_times(ending, log, self._now)
         next_status, due, attempt, returned = _what_follows(ending, job, self._now)
         ended = next_status is not JobStatus.WAITING
-        if (
-            not ended
-            and attempt == 0
-            and times["started"] is not None
-            and job["expires_at"] is not None
-        ):
+        if not ended and attempt == 0 and _had_begun(ending, log) and job["expires_at"] is not None:
             # Its attempts are none again, but one had begun: its queue deadline was met.
             self._met.append((job["expires_at"], job["id"]))
         self._jobs.append(
@@ -457,6 +452,16 @@ def _what_follows(
             assert_never(decision)
         case _:
             raise ValueError(f"an execution cannot end as {ending.status.name}")
+
+
+def _had_begun(ending: Ending, log: RowMapping) -> bool:
+    """Tell whether the handler was called, by the worker's own word where there is one.
+
+    Without one the row tells: in it a run that was accepted and goes on is taken to have begun.
+    """
+    if ending.accepted_at is not None:
+        return ending.started_at is not None
+    return ending.started_at is not None or log["started_at"] is not None
 
 
 def _step_times(ending: Ending, log: RowMapping, now: int) -> dict[str, int | None]:

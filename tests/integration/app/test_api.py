@@ -579,6 +579,24 @@ async def test_no_page_of_workers_and_handlers_leaves_one_out_while_others_come_
         api.parts.fleet._expire()
 
 
+@pytest.mark.parametrize("letter", ["h", "\u0436", "\u65e5", "\U0001f600"])
+async def test_pages_go_on_behind_the_longest_name(api: Door, letter: str) -> None:
+    names = [f"{number}{letter * 127}" for number in range(3)]
+    await api.beat("w" * 63, handlers=names)
+    await api.beat("x" * 63, handlers=["other"])
+    for path, key, count in (("handlers", "name", 4), ("workers", "workerId", 2)):
+        found, cursor = [], None
+        while True:
+            params = {"limit": 1} | ({} if cursor is None else {"cursor": cursor})
+            answer = await api.client.get(f"/openapi/{path}", params=params)
+            assert answer.status_code == 200, answer.text
+            found += [one[key] for one in answer.json()["items"]]
+            cursor = answer.json()["nextCursor"]
+            if cursor is None:
+                break
+        assert len(set(found)) == len(found) == count
+
+
 async def test_a_silent_worker_is_listed_but_its_handlers_are_not(api: Door) -> None:
     await api.beat("silent", handlers=["lonely"])
     await change(api.database, "UPDATE worker_node SET last_heartbeat = last_heartbeat - 20000")

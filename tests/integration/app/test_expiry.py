@@ -175,8 +175,9 @@ async def test_a_run_that_had_begun_and_is_given_back_has_met_its_deadline(
         assert len(await claimed(database, job_ids, term=await new_term(database))) == 2
 
 
+@pytest.mark.parametrize("waited", [False, True])
 async def test_a_run_that_is_given_back_before_it_began_expires_after_all(
-    migrated_engine: Engine,
+    migrated_engine: Engine, waited: bool
 ) -> None:
     async with opened(migrated_engine) as database:
         job_ids = await insert(database, 1, expires_at=await now_of(database) + HOUR_MS)
@@ -184,7 +185,12 @@ async def test_a_run_that_is_given_back_before_it_began_expires_after_all(
         await change(database, "UPDATE job_info SET expires_at = :past", past=PAST)
         await change(database, "UPDATE job_expiry SET look_at = :past", past=PAST)
         assert (await expire(database)).job_ids == []
-        await settled(database, ending(run, ExecutionStatus.RETURNED))
+        accepted = await now_of(database) if waited else None
+        if accepted is not None:
+            # Accepted, it waited for a thread: meanwhile it was taken for one that goes on.
+            noted = [(run.execution_id, accepted)]
+            await database.write(lambda connection: note_running(connection, database, noted))
+        await settled(database, ending(run, ExecutionStatus.RETURNED, accepted_at=accepted))
         await change(database, "UPDATE job_expiry SET look_at = :past", past=PAST)
         assert (await expire(database)).job_ids == [run.job_id]
         assert await status_of(database, run.job_id) == (3, "expired")

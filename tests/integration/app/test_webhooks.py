@@ -30,10 +30,12 @@ from app.lifecycle.states import ExecutionStatus
 from app.lifecycle.webhook_secrets import NewSecret, rotate_secret, set_secret
 from app.plumbing.database import Database
 from app.plumbing.sealed import BadSecretKeys, CannotOpen, NoSecretKeys, Sealer
-from oncue.protocol import Delivery, DeliveryResult
+from oncue.protocol import Delivery, DeliveryResult, OfferedHandler
 from tests.integration.app.rig import (
+    TOKEN,
     WORKER,
     Door,
+    beat_of,
     body_of,
     change,
     claimed,
@@ -200,8 +202,9 @@ async def test_secret_headers_do_not_follow_a_callback_to_another_receiver(
     assert (await patched(callbackUrl=URL)).status_code == 200
 
 
+@pytest.mark.parametrize("marked_by", ["job", "handler", "dead handler"])
 async def test_a_secret_result_goes_to_another_receiver_by_an_admins_word_alone(
-    migrated_engine: Engine,
+    migrated_engine: Engine, marked_by: str
 ) -> None:
     async with door(migrated_engine, secret_keys=KEY, api_keys="root:root-key") as api:
         root = {"Authorization": "Bearer root-key"}
@@ -209,7 +212,18 @@ async def test_a_secret_result_goes_to_another_receiver_by_an_admins_word_alone(
             "/openapi/keys", json={"name": "ops", "roles": ["operate", "submit"]}, headers=root
         )
         own = {"Authorization": f"Bearer {made.json()['key']}", "If-Match": "*"}
-        body = body_of(callbackUrl=URL, secretResult=True, delayMs=1_000_000)
+        if marked_by != "job":
+            told = beat_of("w").model_copy(
+                update={"handlers": [OfferedHandler(name="echo", secret_result=True)]}
+            )
+            await api.client.post(
+                "/internal/heartbeat",
+                content=told.model_dump_json(by_alias=True),
+                headers={"Authorization": f"Bearer {TOKEN}"},
+            )
+        if marked_by == "dead handler":
+            await change(api.database, "UPDATE worker_node SET state = 'DOWN'")
+        body = body_of(callbackUrl=URL, secretResult=marked_by == "job", delayMs=1_000_000)
         job = (await api.client.post("/openapi/jobs", json=body, headers=own)).json()
         path, elsewhere = f"/openapi/jobs/{job['jobId']}", {"callbackUrl": "http://example.com/"}
         refused = await api.client.patch(path, json=elsewhere, headers=own)

@@ -42,15 +42,33 @@ def both() -> tuple[FastAPI, FastAPI]:
 
 
 async def asked(
-    app: FastAPI, method: str = "POST", **options: Any
+    app: FastAPI, method: str = "POST", path: str = "/jobs", **options: Any
 ) -> tuple[int, Any, dict[str, str]]:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        reply = await client.request(method, "/jobs", **options)
+        reply = await client.request(method, path, **options)
     # What the edge adds stands in the answer to a fault too: the framework's is outside of it.
     of_the_route = ("content-type", "content-length", "etag", "retry-after", "www-authenticate")
     headers = {name: reply.headers[name] for name in of_the_route if name in reply.headers}
     return reply.status_code, reply.content, headers
+
+
+async def test_a_path_that_the_framework_takes_for_the_route_takes_the_short_way_too() -> None:
+    passed: list[str] = []
+
+    def edge(app: Any) -> Any:
+        async def note(scope: Any, receive: Any, send: Any) -> None:
+            passed.append(scope["path"])
+            await app(scope, receive, send)
+
+        return RequestEdge(note)
+
+    _, app = both()
+    assert isinstance(app, ShortWays)
+    app.shorten("route", edge)
+    for path in ("/jobs", "/jobs%0A"):
+        assert (await asked(app, path=path))[0] == 202
+    assert passed == ["/jobs", "/jobs\n"]
 
 
 @pytest.mark.parametrize("number", range(len(ERRORS)))

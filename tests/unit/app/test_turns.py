@@ -212,6 +212,22 @@ def test_pools_whose_slots_come_free_in_turns_each_have_their_aged_turns(before:
     assert got[1] == got[3] == rounds - rounds // SHARE
 
 
+@pytest.mark.parametrize("turns_a_pool", [1, 5, 9])
+def test_workers_that_come_and_go_do_not_take_the_aged_turns_away(turns_a_pool: int) -> None:
+    """Each change of the fleet makes a pool that was not there before."""
+    turns, got = Turns(), Counter[int]()
+    for fleet in range(100 // turns_a_pool):
+        workers = frozenset([f"w{fleet}", "old"])
+        waiting = [
+            *(task(1000 + number, priority=9) for number in range(turns_a_pool)),
+            task(1, priority=0, waited_ms=AGEING, queue_id=2),
+        ]
+        pool_of = dict.fromkeys((1, 2), workers).__getitem__
+        order = dealt(waiting, turns_a_pool, turns=turns, pool_of=pool_of)
+        got.update(one.queue_id for one in order)
+    assert got[2] == sum(got.values()) // SHARE
+
+
 def test_what_only_some_workers_of_a_pool_may_take_has_aged_turns_of_it() -> None:
     pools = {1: frozenset(["a", "b"]), 2: frozenset(["b"]), 3: frozenset(["c"])}
     flood = [task(number, priority=9) for number in range(40)]
