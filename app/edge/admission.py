@@ -39,6 +39,9 @@ SOME: Final = 256
 """So many at once are let in however late the event loop is: they fill commits."""
 FREE_UNITS: Final = 1000
 """The few and the some are no more jobs than that: two batches, and not a third."""
+ARRIVAL_SECONDS: Final = 0.25
+"""So long a body whose head was let in counts before it is there. Bodies of honest callers follow
+at once; one that does not keeps nobody out for longer."""
 MIB: Final = 1024 * 1024
 OVERLOADED: Final = Problem("overloaded", "Repeat the same request after Retry-After.")
 _BODY: Final = orjson.dumps(OVERLOADED.document())
@@ -152,18 +155,25 @@ class Crowd:
 class Stay:
     """What one submission counts for, from its first byte until it is answered.
 
-    A body counts for a job each `job_bytes`, for `most_jobs` at most, until it is weighed.
+    A body counts for a job each `job_bytes`, for `most_jobs` at most, until it is weighed. From
+    its head on it counts by the length that it declares, for a moment.
     """
 
-    __slots__ = ("_admission", "_bytes", "_is_in", "_job_bytes", "_most_jobs", "_units")
+    __slots__ = ("_admission", "_bytes", "_is_in", "_job_bytes", "_lapse", "_most_jobs", "_units")
 
-    def __init__(self, admission: Admission, job_bytes: int, most_jobs: int) -> None:
+    def __init__(
+        self, admission: Admission, job_bytes: int, most_jobs: int, declared: int, now: float
+    ) -> None:
         self._admission = admission
         self._job_bytes = job_bytes
         self._most_jobs = most_jobs
         self._bytes = 0
-        self._units = 0
+        self._units = self._units_of(declared)
         self._is_in = False
+        admission.pressure.enter(now, self._units)
+        self._lapse: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(
+            ARRIVAL_SECONDS, self._forget
+        )
 
     def take(self, size: int, *, is_last: bool) -> None:
         """Hold a piece of the body; with the last one the submission is let in.
@@ -173,17 +183,22 @@ class Stay:
         """
         now, pressure = time.monotonic(), self._admission.pressure
         if pressure.lacks_room(size, own=self._bytes):
-            raise self._refusal(now, "memory")
+            raise self._refusal(now, "memory", is_last=is_last)
         pressure.hold(size)
         self._bytes += size
         if not is_last or self._is_in:
             return
-        # Others may have come to their end before this one, which was looked at by its head.
-        if (why := pressure.why_not(now)) is not None:
-            raise self._refusal(now, why)
-        self._units = min(max(1, self._bytes // self._job_bytes), self._most_jobs)
-        self._is_in = True
-        pressure.enter(now, self._units)
+        units = self._units_of(self._bytes)
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._lapse = None
+            pressure.enter(now, units - self._units, requests=0)
+        else:
+            # It was let in by its head, but too long ago: others have come since.
+            if (why := pressure.why_not(now)) is not None:
+                raise self._refusal(now, why, is_last=True)
+            pressure.enter(now, units)
+        self._units, self._is_in = units, True
 
     def weigh(self, jobs: int) -> None:
         """Count for so many jobs, which the body turned out to hold."""
@@ -196,14 +211,29 @@ class Stay:
         pressure.hold(-self._bytes)
         if self._is_in:
             pressure.leave(time.monotonic(), self._units)
+        elif self._lapse is not None:
+            self._lapse.cancel()
+            self._forget()
 
-    def _refusal(self, now: float, why: Why) -> Problem:
+    def _units_of(self, size: int) -> int:
+        return min(max(1, size // self._job_bytes), self._most_jobs)
+
+    def _forget(self) -> None:
+        """Count for nothing until the body is there."""
+        self._lapse = None
+        self._admission.pressure.enter(time.monotonic(), -self._units, requests=-1)
+        self._units = 0
+
+    def _refusal(self, now: float, why: Why, *, is_last: bool) -> Problem:
         self._admission.note_refusal(now, why)
-        return Problem(
+        problem = Problem(
             OVERLOADED.code,
             OVERLOADED.detail,
             retry_after_seconds=self._admission.retry_after(),
         )
+        # Under overload a closed connection is one more that has to be opened.
+        problem.body_was_read = is_last
+        return problem
 
 
 class Turnstile:
@@ -230,10 +260,13 @@ class Turnstile:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if self._admission.refuses(time.monotonic(), self._declared(scope)):
+        now, declared = time.monotonic(), self._declared(scope)
+        if self._admission.refuses(now, declared):
             await self._refuse(scope, send)
             return
-        scope["stay"] = stay = Stay(self._admission, self._job_bytes, self._most_jobs)
+        scope["stay"] = stay = Stay(
+            self._admission, self._job_bytes, self._most_jobs, declared, now
+        )
 
         async def counted() -> Message:
             message = await receive()

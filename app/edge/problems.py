@@ -142,6 +142,8 @@ class Problem(Exception):
         self.extras = extras
         self.headers: dict[str, str] = {}
         """Of the answer, beside those of its status."""
+        self.body_was_read = False
+        """Whether the connection may serve another request: nothing of this one is on the way."""
 
     @property
     def status(self) -> int:

@@ -123,7 +123,9 @@ class RequestEdge:
         except Problem as problem:
             if status:
                 raise
-            response = problem_response(problem, {"Connection": "close"})
+            # What is left of a body that is not read would be taken for the next request.
+            ends = {} if problem.body_was_read else {"Connection": "close"}
+            response = problem_response(problem, ends)
             await response(scope, receive, send_with_id)
         if not path.startswith(_QUIET_PATHS):
             log.debug(
