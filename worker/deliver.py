@@ -34,7 +34,8 @@ MOST_IN_FLIGHT_TO_NEW_HOSTS: Final = 96
 MOST_PER_SLOW_HOST: Final = 2
 MOST_WAITING_FOR_OTHERS: Final = MOST_HELD // 2
 """So many wait for hosts that are not known to answer: the rest is for those that are."""
-MOST_HELD_BYTES: Final = 128 * 1024 * 1024
+MOST_HELD_CHARACTERS: Final = 128 * 1024 * 1024
+"""Of bodies: what is held is bounded whatever they are long."""
 LATE_MS: Final = 2000
 """A host whose answers take longer may not fill all places, however many such there are."""
 LONGEST_RETRY_AFTER_MS: Final = 24 * 3600 * 1000
@@ -148,7 +149,7 @@ class Deliverer:
         self._now = now
         self._held: dict[str, Delivery] = {}
         self._lately: OrderedDict[tuple[str, int], DeliveryResult] = OrderedDict()
-        self._held_bytes = 0
+        self._held_characters = 0
         self._hosts: dict[str, _Host] = {}
         self._answering: OrderedDict[str, None] = OrderedDict()
         self._queues: dict[_Lane, deque[_Host]] = {lane: deque() for lane in _Lane}
@@ -187,7 +188,7 @@ class Deliverer:
         held = self._held.get(result.delivery_id)
         if held is not None and held.try_number == result.try_number:
             del self._held[result.delivery_id]
-            self._held_bytes -= len(held.body)
+            self._held_characters -= len(held.body)
 
     def held_ids(self) -> list[str]:
         """The deliveries that this worker answers for; any thread may ask."""
@@ -223,7 +224,7 @@ class Deliverer:
             self._hold(delivery)
             self._tried(result)
             return True
-        if len(self._held) >= MOST_HELD or self._held_bytes >= MOST_HELD_BYTES:
+        if len(self._held) >= MOST_HELD or self._held_characters >= MOST_HELD_CHARACTERS:
             return False
         host = self._host(callback_host(delivery.url))
         if not host.has_room or host.breaker.wait_seconds(_now()) > 0:
@@ -241,7 +242,7 @@ class Deliverer:
 
     def _hold(self, delivery: Delivery) -> None:
         self._held[delivery.delivery_id] = delivery
-        self._held_bytes += len(delivery.body)
+        self._held_characters += len(delivery.body)
 
     def _count_waiting(self, host: _Host, change: int) -> None:
         self._waiting += change

@@ -2,7 +2,8 @@
 
 What was let in with its body is never refused for want of room later, and what is refused costs
 next to nothing: else the refusals of a flood would take the time of what was let in. A body that
-is still on the way takes no place but that of its bytes. Calls of workers do not pass here.
+does not follow its head at once takes no place but that of its bytes. Calls of workers do not pass
+here.
 """
 
 from __future__ import annotations
@@ -153,26 +154,24 @@ class Crowd:
 
 
 class Stay:
-    """What one submission counts for, from its first byte until it is answered.
+    """What one submission counts for, from its head until it is answered.
 
-    A body counts for a job each `job_bytes`, for `most_jobs` at most, until it is weighed. From
-    its head on it counts by the length that it declares, for a moment.
+    A body counts for a job each `job_bytes`, for `most_jobs` at most, until it is weighed: by the
+    length that it declares for a moment, then for nothing until it is there.
     """
 
     __slots__ = ("_admission", "_bytes", "_is_in", "_job_bytes", "_lapse", "_most_jobs", "_units")
 
-    def __init__(
-        self, admission: Admission, job_bytes: int, most_jobs: int, declared: int, now: float
-    ) -> None:
+    def __init__(self, admission: Admission, job_bytes: int, most_jobs: int, declared: int) -> None:
         self._admission = admission
         self._job_bytes = job_bytes
         self._most_jobs = most_jobs
         self._bytes = 0
         self._units = self._units_of(declared)
         self._is_in = False
-        admission.pressure.enter(now, self._units)
+        admission.pressure.expect(self._units)
         self._lapse: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(
-            ARRIVAL_SECONDS, self._forget
+            ARRIVAL_SECONDS, self._expect_no_more
         )
 
     def take(self, size: int, *, is_last: bool) -> None:
@@ -188,17 +187,13 @@ class Stay:
         self._bytes += size
         if not is_last or self._is_in:
             return
-        units = self._units_of(self._bytes)
         if self._lapse is not None:
-            self._lapse.cancel()
-            self._lapse = None
-            pressure.enter(now, units - self._units, requests=0)
-        else:
+            self._expect_no_more()
+        elif (why := pressure.why_not(now)) is not None:
             # It was let in by its head, but too long ago: others have come since.
-            if (why := pressure.why_not(now)) is not None:
-                raise self._refusal(now, why, is_last=True)
-            pressure.enter(now, units)
-        self._units, self._is_in = units, True
+            raise self._refusal(now, why, is_last=True)
+        self._units, self._is_in = self._units_of(self._bytes), True
+        pressure.enter(now, self._units)
 
     def weigh(self, jobs: int) -> None:
         """Count for so many jobs, which the body turned out to hold."""
@@ -212,17 +207,16 @@ class Stay:
         if self._is_in:
             pressure.leave(time.monotonic(), self._units)
         elif self._lapse is not None:
-            self._lapse.cancel()
-            self._forget()
+            self._expect_no_more()
 
     def _units_of(self, size: int) -> int:
         return min(max(1, size // self._job_bytes), self._most_jobs)
 
-    def _forget(self) -> None:
-        """Count for nothing until the body is there."""
-        self._lapse = None
-        self._admission.pressure.enter(time.monotonic(), -self._units, requests=-1)
-        self._units = 0
+    def _expect_no_more(self) -> None:
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._lapse = None
+            self._admission.pressure.expect_no_more(self._units)
 
     def _refusal(self, now: float, why: Why, *, is_last: bool) -> Problem:
         self._admission.note_refusal(now, why)
@@ -260,13 +254,11 @@ class Turnstile:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        now, declared = time.monotonic(), self._declared(scope)
-        if self._admission.refuses(now, declared):
+        declared = self._declared(scope)
+        if self._admission.refuses(time.monotonic(), declared):
             await self._refuse(scope, send)
             return
-        scope["stay"] = stay = Stay(
-            self._admission, self._job_bytes, self._most_jobs, declared, now
-        )
+        scope["stay"] = stay = Stay(self._admission, self._job_bytes, self._most_jobs, declared)
 
         async def counted() -> Message:
             message = await receive()

@@ -43,14 +43,17 @@ class Limits:
 class Pressure:
     """What is under way; `now` is monotonic seconds.
 
-    Counted are requests and units (one job each, about) whose bodies are there, and the bytes of
-    bodies so far as they have come.
+    Counted are requests and units (one job each, about) whose bodies are there, those that are
+    expected to be there at once, and the bytes of bodies so far as they have come. By what is
+    only expected no rate is measured.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.requests = 0
         self.units = 0
+        self.expected_requests = 0
+        self.expected_units = 0
         self.bytes = 0
         self.lag_seconds = 0.0
         self._rate = FIRST_RATE
@@ -67,23 +70,34 @@ class Pressure:
         """Say why nothing more is let in, or None."""
         self._roll(now)
         limits = self._limits
-        free = self.units < limits.free_units
-        if free and self.requests < limits.few:
+        requests = self.requests + self.expected_requests
+        free = self.units + self.expected_units < limits.free_units
+        if free and requests < limits.few:
             return None
-        if self.lag_seconds > limits.lag_seconds and not (free and self.requests < limits.some):
+        if self.lag_seconds > limits.lag_seconds and not (free and requests < limits.some):
             return "lag"
         return "wait" if self.wait_seconds() > limits.wait_seconds else None
 
     def wait_seconds(self) -> float:
         """Return how long a new one would wait: in the event loop, and for those before it."""
-        if not self.units:
+        units = self.units + self.expected_units
+        if not units:
             return self.lag_seconds
-        before = self.units / max(self._rate, self.units / LONGEST_WAIT_SECONDS)
-        return self.lag_seconds + before
+        return self.lag_seconds + units / max(self._rate, units / LONGEST_WAIT_SECONDS)
 
     def hold(self, size: int) -> None:
         """Count bytes that have come; a negative number are gone."""
         self.bytes += size
+
+    def expect(self, units: int) -> None:
+        """Count one whose head was let in, and whose body should follow."""
+        self.expected_requests += 1
+        self.expected_units += units
+
+    def expect_no_more(self, units: int) -> None:
+        """Stop counting one that was expected: its body is there, or is late."""
+        self.expected_requests -= 1
+        self.expected_units -= units
 
     def enter(self, now: float, units: int, *, requests: int = 1) -> None:
         """Count one that is let in; with no request, units that it has more, or fewer."""

@@ -202,9 +202,9 @@ async def test_bodies_that_do_not_come_keep_nobody_out(migrated_engine: Engine) 
             for path, size in heads
         ]
         pressure = api.parts.admission.pressure
-        await until_async(lambda: pressure.requests, what="heads to be let in")
+        await until_async(lambda: pressure.expected_requests, what="heads to be let in")
         # For a moment they count, and some are refused by it; then they keep nobody out.
-        await until_async(lambda: not pressure.requests, what="them to count no more")
+        await until_async(lambda: not pressure.expected_requests, what="them to count no more")
         refused = len([one for one in waiting if one.done()])
         assert (await api.submit("beside")).status_code == 202
         answer = await api.client.post("/openapi/jobs/batch", json={"jobs": [body_of("batch")]})
@@ -213,6 +213,7 @@ async def test_bodies_that_do_not_come_keep_nobody_out(migrated_engine: Engine) 
         for one in waiting:
             one.cancel()
         await asyncio.wait(waiting)
+        assert (pressure.expected_requests, pressure.expected_units) == (0, 0)
         assert (pressure.requests, pressure.units, pressure.bytes) == (0, 0, 0)
 
 
@@ -240,8 +241,8 @@ async def test_a_body_that_comes_late_is_looked_at_once_more(
     async with standing_still(migrated_engine):
         late = Upload(narrow, "/openapi/jobs/batch", body)
         await late.come(len(body) - 1)
-        await until_async(lambda: not pressure.requests, what="its head to count no more")
-        assert pressure.units == 0
+        await until_async(lambda: not pressure.expected_requests, what="its head to count no more")
+        assert (pressure.requests, pressure.units) == (0, 0)
         await first_refusal(narrow, under_way)
         status, told = await late.answer()
     assert (status, told["code"]) == (503, "overloaded")

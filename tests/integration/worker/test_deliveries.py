@@ -329,13 +329,13 @@ async def test_a_host_that_answers_leaves_the_line_of_the_unknown(
     dead.close()
 
 
-async def test_what_is_held_is_bounded_in_bytes(
+async def test_what_is_held_is_bounded_by_its_length(
     open_worker: OpenWorker,
     dispatcher: FakeDispatcher,
     hook: Hook,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.deliver.MOST_HELD_BYTES", 100)
+    monkeypatch.setattr("worker.deliver.MOST_HELD_CHARACTERS", 100)
     hook.gate = asyncio.Event()
     async with open_worker() as parts:
         many = [make_delivery(hook.url) for _ in range(5)]
@@ -343,7 +343,7 @@ async def test_what_is_held_is_bounded_in_bytes(
         hook.gate.set()
         assert (await tried(dispatcher, many[1])).delivered
         await until_async(lambda: not parts.deliverer.backlog)
-        assert parts.deliverer._held_bytes == 0
+        assert parts.deliverer._held_characters == 0
 
 
 async def test_what_is_not_taken_leaves_nothing_behind(

@@ -118,3 +118,20 @@ def test_many_jobs_in_a_few_batches_are_as_many_as_single_ones() -> None:
     assert pressure.why_not(0.0) == "lag"
     pressure.enter(0.0, -400, requests=0)
     assert pressure.why_not(0.0) is None, "one was smaller than it looked"
+
+
+def test_what_is_expected_takes_places_but_is_no_measure_of_the_rate() -> None:
+    """Heads whose bodies never come are not work that the database was too slow for."""
+    pressure = Pressure(limits())
+    for round_number in range(50):
+        for _ in range(1000):
+            pressure.expect(1)
+        assert pressure.why_not(round_number * 0.25) is None
+        for _ in range(500):
+            pressure.expect(1)
+        assert pressure.why_not(round_number * 0.25) == "wait"
+        for _ in range(1500):
+            pressure.expect_no_more(1)
+    assert (pressure.expected_requests, pressure.expected_units) == (0, 0)
+    pressure.enter(13.0, 500)
+    assert pressure.wait_seconds() == 500 / FIRST_RATE
