@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -181,22 +181,29 @@ def read_job_event(event: Event) -> JobEvent:
 
 
 class Attempts:
-    """Which attempts of a job are still to be followed: from the newest there is, to the last."""
+    """Which attempts of a job are to be followed: from the newest the caller knew of, to the last.
 
-    def __init__(self) -> None:
-        self._done: set[str] | None = None
+    `job` is as the caller knew it. Where it showed no attempt, that is from the first.
+    """
 
-    def next(self, job: Job) -> Execution | None:
-        """Return the next attempt to follow, None while there is none."""
-        if self._done is None:
-            self._done = {one.execution_id for one in job.executions[1:]}
-        for execution in reversed(job.executions):
-            if execution.execution_id not in self._done:
-                self._done.add(execution.execution_id)
-                return execution
-        return None
+    def __init__(self, job: Job) -> None:
+        self._last = job.executions[1].execution_id if len(job.executions) > 1 else None
+
+    def is_new(self, execution: Execution) -> bool:
+        """Whether it began after the last one that was taken; so those before it in a list."""
+        return execution.execution_id != self._last
+
+    def take(self, newest_first: Sequence[Execution]) -> Sequence[Execution]:
+        """Return new ones in the order in which they began, and count them as taken."""
+        if newest_first:
+            self._last = newest_first[0].execution_id
+        return newest_first[::-1]
 
     def is_news(self, job: Job) -> bool:
         """Whether there is an attempt to follow, or nothing more to wait for."""
-        known = self._done or set()
-        return job.ended or any(one.execution_id not in known for one in job.executions)
+        return job.ended or any(self.is_new(one) for one in job.executions[:1])
+
+
+def as_known(of: int | Job) -> Job | None:
+    """Return the job if it tells which attempts its caller knew of; one from a list does not."""
+    return of if isinstance(of, Job) and (of.executions or of.attempt == 0) else None

@@ -36,6 +36,7 @@ from oncue._stream import (
     Event,
     EventReader,
     Resume,
+    as_known,
     events_of,
     lines_of,
     read_job_event,
@@ -222,17 +223,17 @@ class AsyncClient:
             async for line in self._lines(of):
                 yield line
             return
-        attempts = Attempts()
-        job = await self.get(of)
+        attempts = Attempts(as_known(of) or await self.get(of))
         while True:
-            if (execution := attempts.next(job)) is not None:
+            job = await self.get(of)
+            begun = await self._begun(of, attempts)
+            for execution in begun:
                 async for line in self._lines(execution.execution_id):
                     yield line
-                job = await self.get(of)
-            elif job.ended:
+            if not begun and job.ended:
                 return
-            else:
-                job = await self._news(of, job, attempts)
+            if not begun:
+                await self._news(of, attempts)
 
     async def events(
         self, job: int | Job, *, after: str | None = None
@@ -440,15 +441,22 @@ class AsyncClient:
         executions = (await self.get(job)).executions
         return executions[0].execution_id if executions else None
 
-    async def _news(self, of: int | Job, job: Job, attempts: Attempts) -> Job:
+    async def _begun(self, of: int | Job, attempts: Attempts) -> Sequence[Execution]:
+        newest_first: list[Execution] = []
+        async for one in self.executions(of):
+            if not attempts.is_new(one):
+                break
+            newest_first.append(one)
+        return attempts.take(newest_first)
+
+    async def _news(self, of: int | Job, attempts: Attempts) -> None:
         events = self.events(of)
         try:
             async for one in events:
                 if attempts.is_news(one.job):
-                    return one.job
+                    return
         finally:
             await events.aclose()
-        return job
 
     async def _lines(self, execution_id: str) -> AsyncIterator[LogLine]:
         async for event in self._stream(lines_of(execution_id, self._url, self._retries)):

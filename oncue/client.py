@@ -19,6 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import datetime
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
@@ -43,6 +44,7 @@ from oncue._stream import (
     Event,
     EventReader,
     Resume,
+    as_known,
     events_of,
     lines_of,
     read_job_event,
@@ -263,23 +265,24 @@ class Client:
     def follow_logs(self, of: int | Job | str) -> Iterator[LogLine]:
         """Iterate over what a run says, from its first line to its last, as it comes.
 
-        Of a job it begins with the newest execution, waits for one if there is none, and goes
-        on with the next ones until the job has ended. A lost connection is made again: no line
-        is left out or comes twice.
+        Of a job it begins with the newest execution that `of` shows, with the first one if it
+        shows none, as after `submit`; of an id with the newest there is. It waits for one if
+        there is none, and goes on with the next ones until the job has ended. A lost connection
+        is made again: no line is left out or comes twice.
         """
         if isinstance(of, str):
             yield from self._lines(of)
             return
-        attempts = Attempts()
-        job = self.get(of)
+        attempts = Attempts(as_known(of) or self.get(of))
         while True:
-            if (execution := attempts.next(job)) is not None:
+            job = self.get(of)  # before its attempts: of a job that has ended those are all
+            begun = attempts.take(list(takewhile(attempts.is_new, self.executions(of))))
+            for execution in begun:
                 yield from self._lines(execution.execution_id)
-                job = self.get(of)
-            elif job.ended:
+            if not begun and job.ended:
                 return
-            else:
-                job = next((one.job for one in self.events(of) if attempts.is_news(one.job)), job)
+            if not begun:
+                next((one for one in self.events(of) if attempts.is_news(one.job)), None)
 
     def events(self, job: int | Job, *, after: str | None = None) -> Iterator[JobEvent]:
         """Iterate over what happens to a job, from how it is now to its end.

@@ -40,9 +40,9 @@ def speak_isolated(params: Any, ctx: Context) -> str:
 
 
 @handler("fail_first")
-def fail_first(_: Any, ctx: Context) -> int:
-    """Fail the first attempt."""
+def fail_first(params: Any, ctx: Context) -> int:
+    """Fail the first attempts: one, or as many as `times` says."""
     ctx.log(f"attempt {ctx.attempt}")
-    if ctx.attempt == 1:
+    if ctx.attempt <= (params or {}).get("times", 1):
         raise ValueError("not yet")
     return ctx.attempt

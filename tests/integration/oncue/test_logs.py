@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oncue import AsyncClient, Client, NotFound
+from oncue import AsyncClient, Client, LogLine, NotFound
 from tests.support.cli import ONCUE, cli_environment
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Platform
@@ -88,6 +88,31 @@ def test_logs_are_followed_over_attempts(client: Client) -> None:
     said = [line.message.split("\n")[0] for line in client.follow_logs(job)]
     assert said == ["attempt 1", "the handler failed", "attempt 2"]
     assert [line.message for line in client.logs(job)] == ["attempt 2"]
+
+
+def test_no_attempt_since_the_job_was_read_is_left_out(client: Client) -> None:
+    submitted = client.submit("fail_first", {"times": 7}, max_retry=7, retry_interval=0)
+    ended = client.wait(submitted, timeout=60)
+    every = [f"attempt {number}" for number in range(1, 9)]
+    assert len(ended.executions) < len(every)
+    assert attempts_told(client.follow_logs(submitted)) == every
+    newest = client.get(ended)
+    assert attempts_told(client.follow_logs(newest)) == every[-1:]
+    assert attempts_told(client.follow_logs(newest.job_id)) == every[-1:]
+    [listed] = client.list(request_id=submitted.client_request_id)
+    assert attempts_told(client.follow_logs(listed)) == every[-1:]
+
+
+async def test_the_async_client_leaves_no_attempt_out(speaking: Platform) -> None:
+    async with AsyncClient(speaking.url) as client:
+        job = await client.submit("fail_first", {"times": 6}, max_retry=6, retry_interval=0)
+        await client.wait(job, timeout=60)
+        told = [line async for line in client.follow_logs(job)]
+        assert attempts_told(iter(told)) == [f"attempt {number}" for number in range(1, 8)]
+
+
+def attempts_told(lines: Iterator[LogLine]) -> list[str]:
+    return [line.message for line in lines if line.message.startswith("attempt")]
 
 
 def test_events_tell_how_a_job_goes(client: Client) -> None:
