@@ -71,7 +71,7 @@ class Child:
         self.sessions: set[int] = set()
         """The ids of the sessions that its processes were the first of."""
 
-    def start(self, ready: Callable[[], object] | None = None, timeout: float = 30) -> None:
+    def start(self, ready: Callable[[], object] | None = None, timeout: float = 120) -> None:
         """Start it and return once `ready()` holds. Raises `ChildDied` if it ends before."""
         assert not self.running, f"{self.name} runs already"
         self._process = self._begin()
@@ -80,7 +80,7 @@ class Child:
         if ready is not None:
             self.wait_until(ready, timeout)
 
-    def wait_until(self, fact: Callable[[], object], timeout: float = 30) -> None:
+    def wait_until(self, fact: Callable[[], object], timeout: float = 120) -> None:
         """Wait for a fact that this process must bring about while it runs."""
 
         def holds_and_runs() -> object:
@@ -124,12 +124,12 @@ class Child:
         """Let a frozen process group go on (SIGCONT)."""
         os.killpg(self.pid, signal.SIGCONT)
 
-    def terminate(self, timeout: float = 30) -> int:
+    def terminate(self, timeout: float = 60) -> int:
         """Ask it to end (SIGTERM) and return its exit code. Raises TimeoutError if it goes on."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout)
 
-    def wait(self, timeout: float = 30, *, children_timeout: float = 10) -> int:
+    def wait(self, timeout: float = 60, *, children_timeout: float = 30) -> int:
         """Return its exit code once it ended by itself, and its children soon after it.
 
         Raises:

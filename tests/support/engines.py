@@ -105,7 +105,7 @@ class Servers:
         if engine.name == "sqlite+valkey":
             path = _sqlite_path(engine.database_url)
             for file in path.parent.glob(f"{path.name}*"):
-                file.unlink()
+                file.unlink(missing_ok=True)
         else:
             self.mariadb.drop_database(engine.database_url)
 

@@ -43,7 +43,7 @@ class Service:
     child: Child
     url: str
 
-    def start(self, *, wait: bool = True, timeout: float = 30) -> Service:
+    def start(self, *, wait: bool = True, timeout: float = 120) -> Service:
         """Start it, again on the same port, and return once `/readyz` answers 200."""
         self.child.start(self.ready if wait else None, timeout)
         return self
@@ -58,7 +58,7 @@ class Service:
             except (OSError, HTTPException):
                 return False
 
-    def wait_ready(self, timeout: float = 30) -> None:
+    def wait_ready(self, timeout: float = 120) -> None:
         """Return once `/readyz` answers 200; raises `ChildDied` if the process ends."""
         self.child.wait_until(self.ready, timeout)
 
@@ -66,7 +66,7 @@ class Service:
         """Kill it and its children at once (kill -9)."""
         self.child.kill()
 
-    def terminate(self, timeout: float = 35) -> int:
+    def terminate(self, timeout: float = 60) -> int:
         """Ask it to end (SIGTERM) and return its exit code."""
         return self.child.terminate(timeout)
 
@@ -160,7 +160,7 @@ class Platform:
             self.wait_for_workers(workers)
         return self
 
-    def wait_for_workers(self, count: int, timeout: float = 30) -> None:
+    def wait_for_workers(self, count: int, timeout: float = 60) -> None:
         """Return once the first dispatcher lists `count` workers as UP."""
         until(
             lambda: (
@@ -187,7 +187,7 @@ class Platform:
         """Return the job as the first dispatcher tells it."""
         return self.get(f"/openapi/jobs/{job_id}")
 
-    def ended(self, job_id: int, timeout: float = 30) -> dict[str, Any]:
+    def ended(self, job_id: int, timeout: float = 60) -> dict[str, Any]:
         """Return the job once its status is terminal."""
 
         def found() -> dict[str, Any] | None:
@@ -213,7 +213,7 @@ class Platform:
         for service in self.services.values():
             service.kill()
         try:
-            until(lambda: not self._strays(), 10, what="the platform's processes to be gone")
+            until(lambda: not self._strays(), 60, what="the platform's processes to be gone")
         except TimeoutError:
             left = self._strays()
             told = [f"{stray.pid} {' '.join(stray.cmdline())}" for stray in left]

@@ -110,7 +110,7 @@ class Receiver:
         """Return all requests so far, in order, or those to one path."""
         return [one for one in _read(self._record) if path in (None, one.path)]
 
-    def wait_for(self, count: int, path: str | None = None, timeout: float = 30) -> list[Received]:
+    def wait_for(self, count: int, path: str | None = None, timeout: float = 60) -> list[Received]:
         """Return the requests once there are at least `count` of them."""
         return until(
             lambda: found if len(found := self.received(path)) >= count else None,

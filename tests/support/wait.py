@@ -13,7 +13,7 @@ Fact = TypeVar("Fact")
 _SHORTEST, _LONGEST = 0.005, 0.1
 
 
-def until(fact: Callable[[], Fact | None], timeout: float = 30, *, what: str = "") -> Fact:
+def until(fact: Callable[[], Fact | None], timeout: float = 60, *, what: str = "") -> Fact:
     """Return the first truthy value of `fact()`, asked again for up to `timeout` seconds.
 
     A connection that fails (OSError) counts as not yet; other errors, failed asserts among
@@ -38,14 +38,14 @@ def until(fact: Callable[[], Fact | None], timeout: float = 30, *, what: str = "
 
 @overload
 async def until_async(
-    fact: Callable[[], Awaitable[Fact | None]], timeout: float = 30, *, what: str = ""
+    fact: Callable[[], Awaitable[Fact | None]], timeout: float = 60, *, what: str = ""
 ) -> Fact: ...
 @overload
 async def until_async(
-    fact: Callable[[], Fact | None], timeout: float = 30, *, what: str = ""
+    fact: Callable[[], Fact | None], timeout: float = 60, *, what: str = ""
 ) -> Fact: ...
 async def until_async(
-    fact: Callable[[], Awaitable[Fact | None] | Fact | None], timeout: float = 30, *, what: str = ""
+    fact: Callable[[], Awaitable[Fact | None] | Fact | None], timeout: float = 60, *, what: str = ""
 ) -> Fact:
     """Like `until`, for a plain or async `fact`, without blocking the event loop."""
     last: object = None

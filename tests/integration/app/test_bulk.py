@@ -716,8 +716,14 @@ async def test_the_loop_of_a_dispatcher_carries_out_what_is_asked(migrated_engin
             told = await look(api, operation_id)
             return told if told["status"] == "SUCCEEDED" else None
 
-        told = await until_async(over, 20, what="the operation to end")
+        told = await until_async(over, 60, what="the operation to end")
         assert (told["changed"], told["refused"]) == (30, {})
-        text = (await api.client.get("/metrics")).text
-        assert 'oncue_bulk_jobs_total{action="cancel",outcome="changed"} 30.0' in text
-        assert 'oncue_bulk_operations_ended_total{status="SUCCEEDED"} 1.0' in text
+
+        async def counted() -> bool:
+            text = (await api.client.get("/metrics")).text
+            return (
+                'oncue_bulk_jobs_total{action="cancel",outcome="changed"} 30.0' in text
+                and 'oncue_bulk_operations_ended_total{status="SUCCEEDED"} 1.0' in text
+            )
+
+        await until_async(counted, what="the metrics")

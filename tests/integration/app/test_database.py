@@ -84,7 +84,7 @@ async def test_a_transaction_that_stands_still_lets_go_of_its_locks(
 
         stopped = asyncio.create_task(vanished.write(stand_still))
         await locked.wait()
-        async with asyncio.timeout(IDLE_TRANSACTION_SECONDS + 2 * LOCK_WAIT_SECONDS + 1):
+        async with asyncio.timeout(IDLE_TRANSACTION_SECONDS + 2 * LOCK_WAIT_SECONDS + 20):
             await other.write(go_on)
         assert await value_of(other, "SELECT term FROM dispatch_term") == 8
         over.set()
@@ -108,13 +108,17 @@ async def test_connections_that_the_server_has_ended_cost_no_transaction(
     mariadb_engine: Engine,
 ) -> None:
     migrated(mariadb_engine)
-    together = asyncio.Barrier(8)
+    all_here, arrived = asyncio.Event(), 0
 
     async def add(connection: AsyncConnection) -> None:
         await connection.execute(text("UPDATE dispatch_term SET term = term + 1"))
 
     async def shorten(connection: AsyncConnection) -> None:
-        await together.wait()  # so that each has a connection of its own
+        nonlocal arrived
+        arrived += 1
+        if arrived >= 8:
+            all_here.set()
+        await all_here.wait()  # so that each has a connection of its own
         await connection.execute(text("SET SESSION wait_timeout=1"))
 
     async with opened(mariadb_engine) as database:

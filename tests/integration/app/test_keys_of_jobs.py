@@ -42,6 +42,8 @@ from tests.support.engines import Engine
 _S = ExecutionStatus
 LOADED = {"concurrency_key": "k", "concurrency_limit": 2}
 RATED = {"rate_key": "r", "rate_per_second": 10.0}
+BY_THE_SECOND = {"rate_key": "r", "rate_per_second": 1.0}
+SLOWLY = {"rate_key": "r", "rate_per_second": 0.1}
 
 
 @pytest_asyncio.fixture
@@ -230,7 +232,7 @@ async def test_never_too_many_run_and_none_is_left_behind_whatever_comes_at_once
 
 async def test_runs_of_one_rate_key_get_times_so_far_apart(database: Database) -> None:
     term = await new_term(database)
-    ids = await insert(database, 4, **RATED)
+    ids = await insert(database, 4, **SLOWLY)
     later: list[Claimable] = []
     assignments = await assignments_for(database, ids)
     runs = await database.write(
@@ -243,8 +245,8 @@ async def test_runs_of_one_rate_key_get_times_so_far_apart(database: Database) -
     rows = await rows_of(
         database, "SELECT next_trigger_time AS due FROM job_info WHERE status = 0 ORDER BY id"
     )
-    assert [row["due"] - claimed_at for row in rows] == [100, 200, 300]
-    assert [one.due_ms - claimed_at for one in later] == [100, 200, 300]
+    assert [row["due"] - claimed_at for row in rows] == [10_000, 20_000, 30_000]
+    assert [one.due_ms - claimed_at for one in later] == [10_000, 20_000, 30_000]
 
     # At its time it begins without paying again, and what comes new stands behind all of them.
     await change(
@@ -252,19 +254,20 @@ async def test_runs_of_one_rate_key_get_times_so_far_apart(database: Database) -
         "UPDATE job_info SET next_trigger_time = 5, rate_due = 5 WHERE id = :id",
         id=ids[1],
     )
-    new = await insert(database, 1, **RATED)
+    await change(database, "UPDATE limit_key SET begins_at = 0")
+    new = await insert(database, 1, **SLOWLY)
     runs = await claimed(database, [ids[1], *new], term=term)
     assert [run.job_id for run in runs] == [ids[1]]
     due = await value_of(
         database, "SELECT next_trigger_time FROM job_info WHERE id = :id", id=new[0]
     )
-    assert due == claimed_at + 400
+    assert due == claimed_at + 40_000
 
 
 async def test_times_that_passed_in_an_outage_make_no_burst(database: Database) -> None:
     """A second's worth may begin late, together; the others get times again, in their order."""
     term = await new_term(database)
-    ids = await insert(database, 40, **RATED)
+    ids = await insert(database, 40, **BY_THE_SECOND)
     await change(database, "UPDATE job_info SET next_trigger_time = id, rate_due = id")
     later: list[Claimable] = []
     assignments = await assignments_for(database, ids)
@@ -273,22 +276,22 @@ async def test_times_that_passed_in_an_outage_make_no_burst(database: Database) 
             connection, database, assignments, token=new_token(), term=term, later=later
         )
     )
-    assert [run.job_id for run in runs] == ids[:11]
+    assert [run.job_id for run in runs] == ids[:2]
     began = runs[0].claimed_at
-    assert [one.due_ms - began for one in later] == [100 * number for number in range(1, 30)]
+    assert [one.due_ms - began for one in later] == [1000 * number for number in range(1, 39)]
     # At its new time each has room, and what comes new stands behind all of them.
-    for number, one in enumerate(ids[11:14]):
-        back = 100 * (number + 1)
+    for number, one in enumerate(ids[2:5]):
+        back = 1000 * (number + 1)
         await change(
             database,
             f"UPDATE job_info SET next_trigger_time = next_trigger_time - {back}, "
             f"rate_due = rate_due - {back} WHERE id = {one}",
         )
-        await change(database, "UPDATE limit_key SET begins_at = begins_at - 100000")
+        await change(database, "UPDATE limit_key SET begins_at = begins_at - 1000000")
         assert [run.job_id for run in await claimed(database, [one], term=term)] == [one]
-    assert await claimed(database, await insert(database, 1, **RATED), term=term) == []
+    assert await claimed(database, await insert(database, 1, **BY_THE_SECOND), term=term) == []
     due = "SELECT MAX(next_trigger_time) FROM job_info"
-    assert await value_of(database, due) == began + 100 * 30
+    assert await value_of(database, due) == began + 1000 * 39
 
 
 async def test_a_long_line_is_let_go_as_far_as_there_is_room(database: Database) -> None:
