@@ -253,6 +253,9 @@ class SubmissionQuota:
                     taken, left, full_in = await self._script(
                         keys=[f"{self._prefix}:submissions:{tenant_id}"], args=[each, burst, wanted]
                     )
+                # Where Redis is away next, this goes on from here: nobody gets a burst again.
+                known = _kept(self._buckets, tenant_id, LocalBucket)
+                known.full = time.monotonic() * 1_000_000 + float(full_in)
                 return Taken(int(taken), int(left), float(full_in))
             except REDIS_ERRORS as error:
                 self._away_until = time.monotonic() + AWAY_SECONDS

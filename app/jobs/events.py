@@ -48,10 +48,14 @@ def read_stamp(last_event_id: str | None) -> Stamp | None:
 
 
 def stamp_of(record: JobRecord) -> Stamp:
-    """Return the stamp of a job as it is."""
-    newest = record.executions[0] if record.executions else None
-    started = newest is not None and newest["status"] != ExecutionStatus.CLAIMED
-    return Stamp(record.job["version"], int(started), (newest["progress_at"] or 0) if newest else 0)
+    """Return the stamp of a job as it is.
+
+    Its executions are read after it: a newer one than the job's own belongs to its next state.
+    """
+    own = record.job["execution_id"]
+    run = next((one for one in record.executions if one["execution_id"] == own), None)
+    started = run is not None and run["status"] != ExecutionStatus.CLAIMED
+    return Stamp(record.job["version"], int(started), (run["progress_at"] or 0) if run else 0)
 
 
 def event_name(before: Stamp | None, now: Stamp, record: JobRecord) -> str:

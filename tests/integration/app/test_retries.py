@@ -92,7 +92,7 @@ def test_attempts_intervals_and_ends_are_as_the_jobs_say(retrying: Platform) -> 
     waited = [*((0.25, gap) for gap in gaps(jobs["fixed"]))]
     waited += [(0.25, first), (0.55, second), (1.15, third), (0.45, gaps(jobs["retry"])[0])]
     # `finishedAt` is when the worker's report was written, whenever that came.
-    assert all(least < gap < least + 5 for least, gap in waited), waited
+    assert all(least < gap < least + 30 for least, gap in waited), waited
 
 
 def test_every_kind_of_handler_is_stopped_at_its_timeout(retrying: Platform) -> None:
@@ -106,4 +106,4 @@ def test_every_kind_of_handler_is_stopped_at_its_timeout(retrying: Platform) -> 
         assert (job["status"], job["error"]["code"]) == ("FAILED", "timeout"), kind
         assert [one["status"] for one in job["executions"]] == ["TIMED_OUT"] * 2
         assert [one["attempt"] for one in job["executions"]] == [2, 1]
-    until(lambda: retrying.get("/openapi/workers")["items"][0]["active"] == 0, 15)
+    until(lambda: retrying.get("/openapi/workers")["items"][0]["active"] == 0)

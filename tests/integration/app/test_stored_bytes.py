@@ -31,7 +31,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
-from tests.integration.app.test_api import counted
+from tests.integration.app.test_api import counted, statements_of_a_submission
 from tests.integration.app.test_claim_plan import explained
 from tests.integration.app.test_limits import limit
 from tests.integration.app.test_run_logs import line, part, ship
@@ -179,14 +179,10 @@ async def test_without_the_quota_nothing_is_counted_and_a_submission_costs_nothi
     with counted(api.database) as statements:
         assert not await counter.count_a_slice()
     assert statements == []
-    await api.submit()
-    with counted(api.database) as plain:
-        await api.submit()
+    plain = await statements_of_a_submission(api)
     await limit(api, storedBytes=1_000_000)
     await counted_anew(api)
-    await api.submit()
-    with counted(api.database) as limited:
-        await api.submit()
+    limited = await statements_of_a_submission(api)
     assert len(limited) == len(plain)
 
 
@@ -194,6 +190,7 @@ async def test_a_tenant_rests_between_counts_and_is_forgotten_without_the_quota(
     api: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = StoredCounter(api.parts.ground, api.parts.lock, api.parts.limits)
+    monkeypatch.setattr(counting, "REST_SECONDS", 600.0)
     await limit(api, storedBytes=1000)
     assert await counter.count_a_slice()
     assert await counter.count_a_slice()

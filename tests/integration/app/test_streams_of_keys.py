@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from app.access import key_cache
-from app.edge.sse import KEEP_ALIVE_SECONDS
 from app.jobs import events, logs
 from tests.integration.app.rig import Door, change, insert, running_job
 from tests.integration.app.test_keys import ROOT, ROOT_KEY, bearer, new_key
@@ -19,6 +18,7 @@ from tests.integration.app.test_streams import ended, reading, served
 from tests.support.engines import Engine
 from tests.support.wait import until_async
 
+SILENCE_SECONDS = 120
 BOTH = pytest.mark.parametrize("of", ["job", "log"])
 
 
@@ -51,7 +51,15 @@ async def revoke(api: Door, key: dict[str, Any]) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is told seldom, so that nothing but the news ends a stream."""
+    for module in (events, logs):
+        monkeypatch.setattr(module, "KEEP_ALIVE_SECONDS", SILENCE_SECONDS)
+
+
 @BOTH
+@pytest.mark.usefixtures("seldom")
 async def test_a_stream_ends_at_once_when_its_key_is_revoked_and_others_go_on(
     api: Door, of: str
 ) -> None:
@@ -65,7 +73,7 @@ async def test_a_stream_ends_at_once_when_its_key_is_revoked_and_others_go_on(
         await until_async(lambda: api.parts.streams.count == 3)
         await revoke(api, mine)
         # Long before the next line of silence.
-        await asyncio.wait_for(stream.task, KEEP_ALIVE_SECONDS / 2)
+        await asyncio.wait_for(stream.task, SILENCE_SECONDS / 2)
         await until_async(lambda: api.parts.streams.count == 2)
         assert not other.task.done()
         assert not root.task.done()
@@ -108,6 +116,7 @@ async def refused(api: Door, path: str, key: dict[str, Any]) -> int:
 
 
 @BOTH
+@pytest.mark.usefixtures("seldom")
 async def test_a_stream_ends_when_its_tenant_is_disabled(api: Door, of: str) -> None:
     made = await api.client.post("/openapi/tenants", json={"name": "t"}, headers=ROOT)
     tenant_id = made.json()["tenantId"]
@@ -120,7 +129,7 @@ async def test_a_stream_ends_when_its_tenant_is_disabled(api: Door, of: str) -> 
             f"/openapi/tenants/{tenant_id}", json={"disabled": True}, headers=ROOT
         )
         assert answer.status_code == 200, answer.text
-        await asyncio.wait_for(stream.task, KEEP_ALIVE_SECONDS / 2)
+        await asyncio.wait_for(stream.task, SILENCE_SECONDS / 2)
 
 
 async def test_a_long_poll_whose_key_has_ended_waits_no_more_and_tells_nothing(api: Door) -> None:
