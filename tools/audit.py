@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ def _ask(database: str, pins: Sequence[Pin]) -> list[dict[str, Any]]:
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as reply:  # noqa: S310
             results = json.load(reply)["results"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
     if not isinstance(results, list) or len(results) != len(pins):
         raise Unreachable("its answer is for other packages")

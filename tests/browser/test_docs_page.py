@@ -32,7 +32,9 @@ async def browser() -> AsyncIterator[Browser]:
     if program is None:
         not_tested_here("pages in a browser", "no chromium found")
     async with async_playwright() as playwright:
-        found = await playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        found = await playwright.chromium.launch(
+            executable_path=program, args=ARGUMENTS, timeout=120_000
+        )
         yield found
         await found.close()
 
@@ -47,9 +49,9 @@ async def test_docs_page_lists_the_operations_and_asks_no_other_host(
     page.on("request", lambda request: urls.append(request.url))
     page.on("pageerror", lambda error: failures.append(str(error)))
 
-    await page.goto(f"{sqlite_platform.url}/docs")
+    await page.goto(f"{sqlite_platform.url}/docs", timeout=90_000)
     operation = page.locator('.opblock-summary-path[data-path="/openapi/jobs"]').first
-    await expect(operation).to_be_visible(timeout=30_000)
+    await expect(operation).to_be_visible(timeout=90_000)
 
     here = urlsplit(sqlite_platform.url).netloc
     parts = [urlsplit(url) for url in urls]

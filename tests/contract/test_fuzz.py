@@ -27,7 +27,7 @@ def subject(engine: Engine, new_platform: NewPlatform) -> Keyed:
     return start_keyed(engine, new_platform, ONCUE_LONG_POLL_SECONDS="1")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_services_answer_as_their_documents_say(
     subject: Keyed, tools: Path, tmp_path: Path
 ) -> None:
@@ -47,7 +47,7 @@ def test_the_services_answer_as_their_documents_say(
     fuzz.look_for_faults()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_open_dispatcher_answers_as_its_document_says(
     sqlite_engine: Engine, new_platform: NewPlatform, tools: Path, tmp_path: Path
 ) -> None:

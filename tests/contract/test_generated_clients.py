@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_a_python_client_submits_reads_and_is_told_its_errors(
     assert told == "job 1\n"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_typescript_client_compiles_submits_reads_and_is_told_its_errors(
     keyed: Keyed, tools: Path, tmp_path: Path
 ) -> None:
@@ -83,8 +84,9 @@ def typescript_compiler(environment: Mapping[str, str]) -> Path:
                 *("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"),
                 environment=environment,
                 directory=place,
+                timeout=200,
             )
-        except AssertionError as failed:
+        except (AssertionError, subprocess.TimeoutExpired) as failed:
             copied.unlink()
             not_tested_here("the generated TypeScript client", str(failed).splitlines()[-1])
     return compiler

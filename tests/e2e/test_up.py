@@ -125,7 +125,7 @@ def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: 
     submit, wait = first_examples()
     job_id = up.shell(submit)["jobId"]
     assert up.shell(wait)["status"] == "SUCCEEDED"
-    assert up.child.terminate(35) == 0
+    assert up.child.terminate(60) == 0
     assert up.processes() == []
 
     up.start()
@@ -137,8 +137,8 @@ def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: 
     up.start()
     assert up.job(job_id)["status"] == "SUCCEEDED"
     up.child.signal(signal.SIGINT)
-    assert up.child.wait(35) == 0
-    until(lambda: up.processes() == [], 5, what="everything to be gone")
+    assert up.child.wait(60) == 0
+    until(lambda: up.processes() == [], what="everything to be gone")
 
 
 @pytest.mark.usefixtures("curl")
@@ -156,12 +156,12 @@ def test_with_a_key_callers_are_asked_for_it_and_it_stays_the_same(up: Up) -> No
     )
     assert key in banner[-1]
     assert up.shell(banner[-1])["status"] == "WAITING"
-    assert up.child.terminate(35) == 0
+    assert up.child.terminate(60) == 0
     up.start()
     assert kept.read_text().strip() == key
     listed = up.shell(f"curl -s localhost:8080/openapi/keys -H 'Authorization: Bearer {key}'")
     assert [one["name"] for one in listed["items"]] == ["development"]
-    assert up.child.terminate(35) == 0
+    assert up.child.terminate(60) == 0
 
 
 def test_a_second_platform_in_the_same_home_is_refused(up: Up, tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_a_second_platform_in_the_same_home_is_refused(up: Up, tmp_path: Path) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=90,
         cwd=tmp_path,
     )
     assert done.returncode == 2
     assert "another `oncue up`" in done.stderr
-    assert up.child.terminate(35) == 0
+    assert up.child.terminate(60) == 0

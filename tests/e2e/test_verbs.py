@@ -45,11 +45,11 @@ def test_a_cancelled_run_is_stopped_at_once_and_told_by_a_webhook(
 def test_a_retried_job_starts_only_after_the_thread_of_its_cancelled_run_has_ended(
     platform: Platform,
 ) -> None:
-    job_id = platform.submit("stubborn_thread", {"ms": 4000})
+    job_id = platform.submit("stubborn_thread", {"ms": 8000})
     started(platform, job_id)
     assert platform.http.post(f"/openapi/jobs/{job_id}/cancel").status_code == 200
     assert platform.http.post(f"/openapi/jobs/{job_id}/retry").status_code == 200
-    job = platform.ended(job_id, timeout=40)
+    job = platform.ended(job_id, timeout=90)
     assert (job["status"], job["attempt"]) == ("SUCCEEDED", 1)
     assert [one["status"] for one in job["executions"]] == ["SUCCEEDED", "CANCELLED"]
     events = [line.event for line in platform.record(job_id)]

@@ -60,7 +60,13 @@ def image(tools: Path) -> Iterator[BuiltImage]:
         done = subprocess.run(
             ["/bin/sh", "-eu", "-c", command],
             cwd=directory,
-            env={"PATH": f"{tools}:/usr/bin:/bin", **home, **variables, "PIP_NO_CACHE_DIR": "0"},
+            env={
+                "PATH": f"{tools}:/usr/bin:/bin",
+                **home,
+                **variables,
+                "PIP_NO_CACHE_DIR": "0",
+                "PIP_RETRIES": "10",
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -204,9 +210,12 @@ class Containers:
         else:
             assert checked["test"] == ["CMD", "redis-cli", "ping"]
             command = ["redis-cli", "-p", str(self.ports[name]), "ping"]
-        done = subprocess.run(
-            command, env=self.environment(name), capture_output=True, check=False, timeout=10
-        )
+        try:
+            done = subprocess.run(
+                command, env=self.environment(name), capture_output=True, check=False, timeout=60
+            )
+        except subprocess.TimeoutExpired:
+            return False
         return done.returncode == 0
 
     def end(self) -> dict[str, int | None]:

@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ async def door(kind: type[Doorway] = Small) -> AsyncIterator[int]:
 async def _talk(port: int, *parts: bytes, pause: float = 0) -> bytes:
     """Send parts, and return all that came until the server closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = asyncio.create_task(reader.read())
+    answer = asyncio.create_task(_all_of(reader))
     try:
         for part in parts:
             if answer.done():
@@ -155,11 +155,18 @@ async def _talk(port: int, *parts: bytes, pause: float = 0) -> bytes:
     except ConnectionError:
         pass
     try:
-        return await asyncio.wait_for(answer, 5)
-    except ConnectionError:
-        return b""
+        return await asyncio.wait_for(answer, 30)
     finally:
         writer.close()
+
+
+async def _all_of(reader: asyncio.StreamReader) -> bytes:
+    """Read to the end: a reset, for what was sent too late, takes nothing of what came before."""
+    came = b""
+    with suppress(ConnectionError):
+        while piece := await reader.read(65536):
+            came += piece
+    return came
 
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"

@@ -11,6 +11,7 @@ from tests.support import processes
 from tests.support.child import ChildDied
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Platform, ProcessesLeft
+from tests.support.wait import until
 
 STAND_IN = """
 import http.server, os, subprocess, sys, time
@@ -51,7 +52,7 @@ def test_a_service_is_ready_when_started_and_again_on_the_same_port(stand_in: Pl
     dispatcher.kill()
     assert not dispatcher.ready()
     dispatcher.start()
-    assert dispatcher.ready()
+    assert until(dispatcher.ready)
     assert dispatcher.terminate() == -15
 
 
@@ -60,7 +61,7 @@ def test_a_frozen_service_is_not_ready_until_thawed(stand_in: Platform) -> None:
     worker.freeze()
     assert not worker.ready()
     worker.thaw()
-    assert worker.ready()
+    assert until(worker.ready)
 
 
 def test_a_service_that_dies_at_start_tells_its_last_words(stand_in: Platform) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from app import supervise
 from tests.support.child import Child, is_running
 from tests.support.engines import Engine
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.processes import NewPlatform, Platform, Service
 from tests.support.wait import until, until_async
 
@@ -55,22 +55,6 @@ def answering(url: str, pids: Callable[[], set[int]]) -> set[int]:
 
     until(all_answer, 120, what="every process to answer")
     return seen
-
-
-def ports_in_a_row(count: int) -> int:
-    """Return the first of so many free ports."""
-
-    def found() -> int | None:
-        first = free_port()
-        with ExitStack() as taken:
-            try:
-                for port in range(first, first + count):
-                    taken.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                return None
-        return first
-
-    return until(found, what=f"{count} free ports in a row")
 
 
 def several(platform: Platform, *flags: str, **environment: str) -> Service:
@@ -115,7 +99,7 @@ def test_all_answer_one_that_is_killed_is_replaced_and_sigterm_drains_all(
 def test_they_share_the_partitions_and_each_is_asked_at_a_port_of_its_own(
     sqlite_platform: Platform,
 ) -> None:
-    own = ports_in_a_row(PROCESSES)
+    own = free_ports_in_a_row(PROCESSES)
     service = several(sqlite_platform, ONCUE_DISPATCH_PARTITIONS="6", ONCUE_PROCESS_PORTS=str(own))
     urls = [f"http://127.0.0.1:{own + number}" for number in range(PROCESSES)]
 

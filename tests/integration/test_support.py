@@ -175,7 +175,7 @@ def test_receiver_verifies_a_signature_by_an_independent_package(receiver: Recei
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     body = json.dumps({"type": "job.succeeded"})
     headers = sign_webhook(secret, "msg_1", int(time.time()), body.encode())
-    httpx.post(receiver.url(), content=body, headers=headers, trust_env=False)
+    httpx.post(receiver.url(), content=body, headers=headers, trust_env=False, timeout=30)
     (received,) = receiver.wait_for(1)
     assert received.webhook_id == "msg_1"
     assert received.verified(secret) == {"type": "job.succeeded"}
@@ -184,4 +184,4 @@ def test_receiver_verifies_a_signature_by_an_independent_package(receiver: Recei
 
 
 def _post(receiver: Receiver) -> int:
-    return httpx.post(receiver.url(), content="{}", trust_env=False).status_code
+    return httpx.post(receiver.url(), content="{}", trust_env=False, timeout=30).status_code

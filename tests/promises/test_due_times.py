@@ -18,6 +18,7 @@ from tests.integration.app.rig import (
 )
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform
+from tests.support.wait import until
 
 JOBS = 40
 
@@ -41,9 +42,13 @@ def test_jobs_of_random_moments_begin_at_their_times(
     started = {line.job_id: line.wall for line in platform.record() if line.event == "start"}
     early = [job_id for job_id, at in due.items() if started[job_id] * 1000 < at]
     assert not early
-    text = platform.http.get("/metrics").text
-    (count,) = re.findall(r"^oncue_start_lateness_seconds_count (\S+)$", text, re.MULTILINE)
-    assert float(count) == JOBS
+
+    def all_are_measured() -> bool:
+        text = platform.http.get("/metrics").text
+        (count,) = re.findall(r"^oncue_start_lateness_seconds_count (\S+)$", text, re.MULTILINE)
+        return float(count) == JOBS
+
+    until(all_are_measured, what="the lateness of all")
 
 
 async def test_a_claim_ahead_of_time_is_asked_for(migrated_engine: Engine) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.types import Message, Receive, Scope, Send
 
+from app.edge import admission
 from app.edge.pressure import FIRST_RATE
 from tests.integration.app.rig import Door, body_of, door, opened, rows_of, value_of
 from tests.support.engines import Engine
@@ -193,7 +194,11 @@ class Upload:
         return self._sent[0]["status"], json.loads(self._sent[1]["body"])
 
 
-async def test_bodies_that_do_not_come_keep_nobody_out(migrated_engine: Engine) -> None:
+async def test_bodies_that_do_not_come_keep_nobody_out(
+    migrated_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than a pause of this machine between two looks.
+    monkeypatch.setattr(admission, "ARRIVAL_SECONDS", 3.0)
     async with door(migrated_engine, submit_mib=1) as api:
         sent: list[Message] = []
         heads = [("/openapi/jobs", 100)] * 300 + [("/openapi/jobs/batch", 1024 * 1024)] * 8

@@ -59,7 +59,7 @@ def test_no_next_attempt_starts_while_a_thread_that_cannot_be_stopped_still_runs
 ) -> None:
     platform = new_platform(sqlite_engine).start(workers=2)
     job_id = platform.submit(
-        handler, {"ms": 2000}, timeoutMs=200, maxRetry=1, retryIntervalSeconds=0
+        handler, {"ms": 6000}, timeoutMs=200, maxRetry=1, retryIntervalSeconds=0
     )
     job = platform.ended(job_id)
     assert [one["status"] for one in job["executions"]] == ["TIMED_OUT", "TIMED_OUT"]

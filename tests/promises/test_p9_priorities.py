@@ -52,7 +52,7 @@ def test_a_higher_one_goes_before_whatever_was_not_handed_over_yet(
     platform.wait_for_workers(1)
     low = [
         job_id
-        for number in range(3)
+        for number in range(6)
         for job_id in batch(platform, 200, priority=0, name=f"low-{number}")
     ]
     begun(platform, lambda at: len(at) >= 10, "the backlog to be worked on")
@@ -77,7 +77,11 @@ def test_a_flood_that_is_replenished_starves_no_low_one(
     platform.dispatcher()
     platform.worker(capacity=SLOTS)
     platform.wait_for_workers(1)
-    flood = batch(platform, 300, priority=9, name="flood-0")
+    flood = [
+        job_id
+        for number in range(3)
+        for job_id in batch(platform, 300, priority=9, name=f"flood-0-{number}")
+    ]
     begun(platform, lambda at: len(at) >= 10, "the flood to be worked on")
     low = [platform.submit("record", {"ms": RUN_MS}, priority=priority) for priority in (0, 0, 4)]
     waves = 0

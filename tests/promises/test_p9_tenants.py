@@ -106,7 +106,8 @@ def test_with_a_weight_of_three_a_tenant_gets_three_slots_of_four(
 ) -> None:
     platform = platform_with_keys(engine, new_platform)
     with tenant(platform, "heavy", weight=3) as heavy, tenant(platform, "light") as light:
-        submit_many(light, 300, name="light", priority=9)
+        for number in range(3):
+            submit_many(light, 300, name=f"light-{number}", priority=9)
         heavies = set(submit_many(heavy, 300, name="heavy", priority=0))
         first = until(
             lambda: next((n for n, one in enumerate(begun(platform)) if one in heavies), None),

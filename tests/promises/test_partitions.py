@@ -176,7 +176,7 @@ async def test_one_partition_that_has_all_the_work_gets_every_slot(
 async def test_jobs_of_a_partition_begin_by_priority_and_their_age(
     sqlite_engine: Engine, new_platform: NewPlatform
 ) -> None:
-    two = {**SETTINGS, "ONCUE_DISPATCH_PARTITIONS": "2"}
+    two = {**SETTINGS, "ONCUE_DISPATCH_PARTITIONS": "2", "ONCUE_PRIORITY_AGEING_SECONDS": "0"}
     platform = new_platform(sqlite_engine, dispatchers=3, environment=two)
     platform.dispatcher(1, "--no-dispatch")
     dice = random.Random(2)
@@ -221,7 +221,8 @@ async def test_tenants_get_their_shares_in_each_partition(
     platform.dispatcher(2)
     shares_are(platform, [4, 4], of=(1, 2))
     with tenant(platform, "heavy", weight=3) as heavy, tenant(platform, "light") as light:
-        submit_many(light, 300, name="light", priority=9)
+        for number in range(3):
+            submit_many(light, 300, name=f"light-{number}", priority=9)
         heavies = set(submit_many(heavy, 300, name="heavy", priority=0))
         first = until(
             lambda: next((n for n, one in enumerate(begun_by(platform)) if one in heavies), None),
@@ -247,13 +248,13 @@ async def test_jobs_of_partitions_that_a_lower_number_leaves_behind_are_run(
     platform.worker()
     for job_id in ids:
         assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
-    assert held_by(platform, 2) == PARTITIONS
+    until(lambda: held_by(platform, 2) == PARTITIONS, what="all partitions to be held")
     assert platform.services["dispatcher-2"].terminate() == 0
     # Raised again, what is there and what comes new is run.
     platform.dispatcher(1, environment={"ONCUE_DISPATCH_PARTITIONS": "11"})
     for job_id in submitted(platform, 40):
         assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
-    assert held_by(platform, 1) == 11
+    until(lambda: held_by(platform, 1) == 11, what="all partitions to be held")
     starts = Counter(line.job_id for line in platform.record() if line.event == "start")
     assert set(starts.values()) == {1}
 
@@ -271,4 +272,4 @@ async def test_a_partition_that_another_opens_is_served_within_seconds(
     until(lambda: held_by(platform, 2) == 1, 30, what="the one partition to be held")
     for job_id in submitted(platform, 30):
         assert platform.ended(job_id, 20)["status"] == "SUCCEEDED"
-    assert held_by(platform, 2) == PARTITIONS
+    until(lambda: held_by(platform, 2) == PARTITIONS, what="all partitions to be held")

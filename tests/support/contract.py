@@ -29,7 +29,7 @@ def installed_tools() -> Path:
             capture_output=True,
             text=True,
             check=False,
-            timeout=110,
+            timeout=400,
         )
     if made.returncode:
         not_tested_here(
@@ -48,7 +48,7 @@ def run_tool(
     *command: str | Path,
     environment: Mapping[str, str],
     directory: Path,
-    timeout: float = 100,
+    timeout: float = 200,
 ) -> str:
     """Run a program that must succeed and return what it said."""
     done = subprocess.run(

@@ -154,7 +154,7 @@ class PrivateMariaDB:
             user="root",
             database=database,
             autocommit=True,
-            connect_timeout=5,
+            connect_timeout=30,
             read_timeout=60,
             init_command="SET lock_wait_timeout = 30",
         )

@@ -25,6 +25,16 @@ def free_port() -> int:
     raise RuntimeError("no free loopback port found")
 
 
+def free_ports_in_a_row(count: int) -> int:
+    """Return the first of so many TCP ports, each as `free_port` gives them."""
+    for _ in range(1_000):
+        first = free_port()
+        rest = range(first + 1, first + count)
+        if all(_is_free(port) and _reserve(port) for port in rest):
+            return first
+    raise RuntimeError(f"no {count} free loopback ports in a row found")
+
+
 def outside(first: int, last: int) -> list[int]:
     """Return ports that outgoing connections, which take those from first to last, do not take."""
     for ports in (_USUAL, _UNPRIVILEGED):

@@ -88,7 +88,7 @@ class PrivateRedis:
 
     def command(self, words: str) -> bytes:
         """Send one inline command and return the first line of the answer."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             connection.sendall(f"{words}\r\n".encode())
             with connection.makefile("rb") as answer:
                 return answer.readline().rstrip()

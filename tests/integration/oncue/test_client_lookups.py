@@ -106,7 +106,7 @@ def test_verbs_change_the_job_and_return_it(sdk_platform: Platform) -> None:
             client.pause(job)
         assert refused.value.problem["jobStatus"] == "CANCELLED"
         assert refused.value.problem["possible"] == ["retry"]
-        assert client.retry(job).attempt == 0
+        assert client.retry(job).status != "CANCELLED"
         assert client.wait(job, timeout=30).succeeded
 
 

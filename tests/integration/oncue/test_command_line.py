@@ -20,6 +20,7 @@ from oncue import __version__
 from oncue.testing import Platform
 from tests.support.cli import ONCUE, cli_environment, oncue
 from tests.support.processes import ROOT
+from tests.support.wait import until
 from tools.reference import EXIT_CODES
 
 NOWHERE = "http://127.0.0.1:1"
@@ -233,12 +234,17 @@ def complete(words: list[str], url: str) -> list[str]:
     return done.stdout.split()
 
 
+def offered(words: list[str], url: str) -> list[str]:
+    """Return what is offered once the server answers within the second that a shell waits."""
+    return until(lambda: complete(words, url), what="something to be offered")
+
+
 def test_handlers_jobs_workers_and_states_are_completed() -> None:
     with Platform({"send-invoice": lambda params: params}) as platform:
         job = platform.client.submit("send-invoice")
-        assert complete(["submit", "--handler", "send"], platform.url) == ["send-invoice"]
-        assert complete(["cancel", ""], platform.url) == [str(job.job_id)]
-        assert complete(["drain", "wor"], platform.url) == ["worker"]
+        assert offered(["submit", "--handler", "send"], platform.url) == ["send-invoice"]
+        assert offered(["cancel", ""], platform.url) == [str(job.job_id)]
+        assert offered(["drain", "wor"], platform.url) == ["worker"]
     assert complete(["list", "--status", "FA"], NOWHERE) == ["FAILED"]
     assert complete(["dra"], NOWHERE) == ["drain"]
     # A server that is not there offers nothing, and says nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -68,7 +69,12 @@ def is_open_here(path: Path) -> bool:
 
 
 def our_children() -> set[psutil.Process]:
-    return {one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE}
+    found = set()
+    for one in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            if one.status() != psutil.STATUS_ZOMBIE:
+                found.add(one)
+    return found
 
 
 def test_a_job_runs_here_and_its_webhook_is_received(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ print(json.dumps(job.result))
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.xdist_group("sdk")
 def test_the_wheel_works_without_what_the_server_needs(
     sdk_platform: Platform, tmp_path: Path
@@ -103,8 +103,8 @@ def install(python: Path, what: str) -> str | None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
-            env={"UV_HTTP_TIMEOUT": "10", **os.environ},
+            timeout=200,
+            env={"UV_HTTP_TIMEOUT": "30", **os.environ},
         )
     except subprocess.TimeoutExpired as late:
         not_tested_here(

@@ -15,8 +15,9 @@ from typing import Any
 from oncue import Context, Fail, Retry, handler
 
 GATES: dict[str, threading.Event] = {}
+"""Events by name, with which a test lets a run of its own process end."""
 COUNTERS: dict[str, int] = {}
-"""Events by name, with which a test lets a thread of its own process end."""
+COUNTING = threading.Lock()
 
 
 @handler("w_wait")
@@ -48,8 +49,9 @@ def thread(params: Any, ctx: Context) -> Any:
 @handler("w_count")
 def count(params: Any) -> int:
     """Count the runs of a thread under a name."""
-    COUNTERS[params["counter"]] = COUNTERS.get(params["counter"], 0) + 1
-    return COUNTERS[params["counter"]]
+    with COUNTING:
+        COUNTERS[params["counter"]] = COUNTERS.get(params["counter"], 0) + 1
+        return COUNTERS[params["counter"]]
 
 
 @handler("w_polite")
@@ -143,9 +145,10 @@ def child_raise(_: Any) -> None:
 
 @handler("w_burn")
 async def burn(params: Any) -> int:
-    """Hold the event loop and the interpreter in pure Python for `seconds`."""
+    """Hold the event loop and the interpreter in pure Python for `seconds`, or to a gate."""
     rounds, end = 0, time.monotonic() + params["seconds"]
-    while time.monotonic() < end:
+    gate = GATES.get(params.get("gate", ""), threading.Event())
+    while time.monotonic() < end and not gate.is_set():
         rounds += 1
     return rounds
 

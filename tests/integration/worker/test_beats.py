@@ -41,7 +41,7 @@ async def test_a_drain_is_told_at_once_and_the_last_beat_offers_nothing(
         began = time.monotonic()
         parts.drain()
         await until_async(lambda: dispatcher.beats[-1].state is WorkerState.DRAINING)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4
         assert dispatcher.beats[-1].capacity > 0
     assert (dispatcher.beats[-1].state, dispatcher.beats[-1].capacity) == (WorkerState.DRAINING, 0)
 
@@ -57,14 +57,14 @@ async def test_the_database_clock_is_learned_from_the_answers(
     open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
     async with open_worker() as parts:
-        assert abs(parts.clock.offset_ms) < 500
+        assert abs(parts.clock.offset_ms) < 5000
 
 
 async def test_beats_go_on_while_a_handler_burns_the_processor(
     start_worker: Any, dispatcher: FakeDispatcher
 ) -> None:
     worker = await start_worker(ONCUE_WEBHOOK_SECRET=SECRET, ONCUE_HANDLERS=HANDLERS)
-    run = make_run("w_burn", {"seconds": 6.5})
+    run = make_run("w_burn", {"seconds": 9})
     await worker.post("/run", make_request(run).model_dump(by_alias=True))
     accepted = len(dispatcher.told)
     outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))

@@ -190,7 +190,7 @@ async def test_a_thread_past_its_timeout_keeps_its_slot_until_it_ends(
 ) -> None:
     handlers_under_test.GATES["slow"] = threading.Event()
     async with open_worker(worker_capacity=1) as parts:
-        outcome = await run_once(parts, dispatcher, "w_thread", {"gate": "slow"}, timeout_ms=50)
+        outcome = await run_once(parts, dispatcher, "w_thread", {"gate": "slow"}, timeout_ms=1000)
         assert (outcome.status, outcome.stopping) == (OutcomeStatus.TIMED_OUT, True)
         assert parts.held.full
         assert [one.id for one in parts.held.snapshot()] == [outcome.execution_id]
@@ -270,7 +270,7 @@ async def test_children_die_with_a_killed_worker(start_worker: Any, tmp_path: Pa
     killed_at = time.monotonic()
     worker.child.kill_alone()
     await until_async(lambda: not any(is_running(pid) for pid in pids))
-    assert time.monotonic() - killed_at < 3
+    assert time.monotonic() - killed_at < 30
 
 
 def read_pids(note: Path) -> list[int]:

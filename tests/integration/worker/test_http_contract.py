@@ -100,7 +100,7 @@ async def test_a_run_that_cannot_be_read_is_rejected_alone_and_for_good(client: 
 
 
 async def test_an_unreadable_copy_of_a_held_run_is_a_duplicate(client: Open) -> None:
-    run = make_run("w_wait", {"seconds": 5})
+    run = make_run("w_wait", {"seconds": 60})
     async with client() as worker:
         await worker.post("/run", json=to_json(make_request(run)))
         body = {"term": 1, "runs": [{"executionId": run.execution_id}]}

@@ -13,7 +13,7 @@ from tests.integration.worker import handlers_under_test
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
-from tests.support.wait import until_async
+from tests.support.wait import until, until_async
 from tests.unit.worker.runs import make_request, make_run
 
 
@@ -100,17 +100,23 @@ async def test_a_run_whose_attempt_another_took_is_stopped(
 async def test_leases_are_renewed_while_the_event_loop_is_stuck(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
 ) -> None:
-    run = make_run("w_burn", {"seconds": 1.0})
+    handlers_under_test.GATES["renewed"] = threading.Event()
+    run = make_run("w_burn", {"seconds": 60, "gate": "renewed"})
     key = run_key("oncue", run.job_id, run.trigger_ts)
     redis = Redis.from_url(valkey.socket_url, decode_responses=True)
 
-    def shorten() -> None:
-        redis.pexpire(key, 5000)
+    def shorten_and_wait() -> None:
+        """Run beside the loop, which burns."""
+        try:
+            redis.pexpire(key, 5000)
+            until(lambda: int(redis.pttl(key)) > 10_000, what="the lease to be renewed")
+        finally:
+            handlers_under_test.GATES["renewed"].set()
 
     async with open_worker() as parts:
         await parts.intake.take(make_request(run))
-        await asyncio.get_running_loop().run_in_executor(None, shorten)  # the burn begins now
-        assert redis.pttl(key) > 10_000
+        # The burn begins now.
+        await asyncio.get_running_loop().run_in_executor(None, shorten_and_wait)
     redis.close()
 
 
@@ -118,7 +124,7 @@ async def test_a_thread_that_goes_on_after_its_end_keeps_a_lease_of_its_own(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
 ) -> None:
     handlers_under_test.GATES["lingers"] = threading.Event()
-    run = make_run("w_thread", {"gate": "lingers"}, timeout_ms=50)
+    run = make_run("w_thread", {"gate": "lingers"}, timeout_ms=1000)
     key = run_key("oncue", run.job_id, run.trigger_ts)
     async with open_worker() as parts:
         await parts.intake.take(make_request(run))
@@ -142,14 +148,14 @@ async def test_the_lease_of_what_goes_on_is_there_as_soon_as_its_end_takes_the_r
     # The next renewal is a long time off: only what stores the end can have set it.
     monkeypatch.setattr("worker.renew.RENEW_SECONDS", 600.0)
     handlers_under_test.GATES["at_once"] = threading.Event()
-    run = make_run("w_thread", {"gate": "at_once"}, timeout_ms=50)
+    run = make_run("w_thread", {"gate": "at_once"}, timeout_ms=1000)
     key = run_key("oncue", run.job_id, run.trigger_ts)
     async with open_worker() as parts:
         await parts.intake.take(make_request(run))
         await until_async(lambda: dispatcher.outcome(run.execution_id))
         with Redis.from_url(valkey.socket_url, decode_responses=True) as redis:
             mark = run_mark(parts.identity.boot_id, run.execution_id)
-            assert redis.get(stopping_key(key)) == mark
+            assert await until_async(lambda: redis.get(stopping_key(key))) == mark
             assert 0 < redis.pttl(stopping_key(key)) <= LEASE_SECONDS * 1000
         handlers_under_test.GATES["at_once"].set()
         await until_async(lambda: run.execution_id in dispatcher.stopped())

@@ -163,7 +163,7 @@ async def test_a_handler_that_prints_in_a_tight_loop_is_bounded_and_hurts_nobody
         assert len(dispatcher.beats) - beats >= 4
         await until_async(lambda: dispatcher.is_complete(flood.execution_id))
     lines = dispatcher.lines(flood.execution_id)
-    assert outcome.result > 20_000
+    assert outcome.result > 5_000
     told = sum(line.fields["droppedLines"] for line in lines if line.fields)
     kept = [line for line in lines if line.source != "oncue"]
     assert len(kept) + told == outcome.result

@@ -41,13 +41,13 @@ async def test_sigterm_lets_runs_finish_refuses_new_ones_and_exits_with_0(
     start_worker: Any, dispatcher: FakeDispatcher
 ) -> None:
     worker = await start_worker()
-    run, late = make_run("w_wait", {"seconds": 4}), make_run("echo")
+    run, late = make_run("w_wait", {"seconds": 8}), make_run("echo")
     await send(worker, run)
     worker.child.signal(signal.SIGTERM)
     await until_async(lambda: dispatcher.beats[-1].state is WorkerState.DRAINING)
     [refused] = (await send(worker, late)).answers
     assert refused.reason is RejectReason.DRAINING
-    assert await asyncio.to_thread(worker.child.wait, 20) == 0
+    assert await asyncio.to_thread(worker.child.wait, 60) == 0
     assert dispatcher.outcomes()[run.execution_id].status is OutcomeStatus.SUCCEEDED
     assert dispatcher.beats[-1].capacity == 0
 
@@ -67,8 +67,8 @@ async def test_what_does_not_end_in_time_is_stopped_and_returned(
     await until_async(lambda: pids.exists() and (tmp_path / "begun").exists())
     asked = time.monotonic()
     worker.child.signal(signal.SIGTERM)
-    assert await asyncio.to_thread(worker.child.wait, 15) == 0
-    assert time.monotonic() - asked < 10
+    assert await asyncio.to_thread(worker.child.wait, 60) == 0
+    assert time.monotonic() - asked < 10 + 5  # a machine may stand still meanwhile
     for name, run in runs.items():
         outcome = dispatcher.outcomes()[run.execution_id]
         assert outcome.status is OutcomeStatus.RETURNED, name
@@ -86,7 +86,7 @@ async def test_the_process_ends_in_time_even_if_its_loop_is_stuck(
     burn = make_run("w_burn", {"seconds": 30})
     await send(worker, burn)
     worker.child.signal(signal.SIGTERM)
-    assert await asyncio.to_thread(worker.child.wait, 10) == 0
+    assert await asyncio.to_thread(worker.child.wait, 25) == 0
 
 
 async def test_outcomes_that_nobody_takes_do_not_delay_the_end(
@@ -96,7 +96,7 @@ async def test_outcomes_that_nobody_takes_do_not_delay_the_end(
     dispatcher.silent = True
     await send(worker, make_run("echo"))
     worker.child.signal(signal.SIGINT)
-    assert await asyncio.to_thread(worker.child.wait, 10) == 0
+    assert await asyncio.to_thread(worker.child.wait, 60) == 0
 
 
 @contextmanager
@@ -130,10 +130,10 @@ async def test_a_worker_told_so_ends_with_its_parent_and_returns_its_runs(
     with child_of_us(worker.child._environment) as process:
         beat = await until_async(
             lambda: next((one for one in dispatcher.beats if one.name == "child-of-us"), None),
-            timeout=30,
+            timeout=60,
         )
         assert not beat.url.endswith(":0")
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             body = make_request(*runs).model_dump(by_alias=True)
             assert (await client.post(f"{beat.url}/run", json=body)).status_code == 200
         await until_async((tmp_path / "begun").exists)
@@ -175,7 +175,7 @@ def test_unusable_settings_end_with_one_sentence(
         env={**clean, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert ended.returncode == 2
@@ -194,7 +194,7 @@ async def test_a_taken_port_ends_with_one_sentence(start_worker: Any) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert ended.returncode == 2
@@ -205,7 +205,7 @@ async def test_a_kept_alive_connection_does_not_delay_the_end(
     start_worker: Any, dispatcher: FakeDispatcher
 ) -> None:
     worker = await start_worker()
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         assert (await client.get(worker.url + "/healthz")).status_code == 200
         worker.child.signal(signal.SIGTERM)
         assert await asyncio.to_thread(worker.child.wait, 15) == 0

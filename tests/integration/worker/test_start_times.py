@@ -54,8 +54,8 @@ async def test_a_worker_that_may_have_been_given_up_does_not_begin_it(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_worker() as parts:
-        execution_id = await sent(parts, 200)
         monkeypatch.setattr(parts.executor, "_may_begin", lambda: False)
+        execution_id = await sent(parts, 200)
         outcome = await until_async(lambda: dispatcher.outcome(execution_id))
         assert (outcome.status, outcome.started_at) == (OutcomeStatus.RETURNED, None)
         assert outcome.error is not None

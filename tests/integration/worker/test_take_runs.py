@@ -78,7 +78,7 @@ async def test_the_same_run_sent_again_is_a_duplicate_while_held_and_after_its_e
 
 
 async def test_a_request_that_waited_too_long_starts_nothing(open_worker: OpenWorker) -> None:
-    run = make_run("w_wait", {"seconds": 5})
+    run = make_run("w_wait", {"seconds": 60})
     async with open_worker() as parts:
         now = parts.clock.now_ms()
         late = make_request(run).model_copy(update={"sent_at": now - 11_000})
@@ -92,7 +92,7 @@ async def test_a_request_that_waited_too_long_starts_nothing(open_worker: OpenWo
 async def test_a_lease_that_was_granted_before_a_long_freeze_is_not_begun_on(
     open_worker: OpenWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run("w_wait", {"seconds": 5})
+    run = make_run("w_wait", {"seconds": 60})
     async with open_worker() as parts:
         granted = parts.leases.take
 
@@ -113,7 +113,7 @@ async def test_a_lease_that_was_granted_before_a_long_freeze_is_not_begun_on(
 async def test_an_attempt_that_was_given_up_is_not_begun(
     open_worker: OpenWorker, valkey: PrivateValkey
 ) -> None:
-    run = make_run("w_wait", {"seconds": 5})
+    run = make_run("w_wait", {"seconds": 60})
     async with open_worker() as parts:
         key = run_key(parts.settings.redis_prefix, run.job_id, run.trigger_ts)
         with Redis.from_url(valkey.socket_url) as redis:
@@ -127,8 +127,8 @@ async def test_an_attempt_that_was_given_up_is_not_begun(
 async def test_another_execution_of_a_held_attempt_is_told_its_owner(
     open_worker: OpenWorker,
 ) -> None:
-    run = make_run("w_wait", {"seconds": 5})
-    other = make_run("w_wait", {"seconds": 5}, job_id=run.job_id)
+    run = make_run("w_wait", {"seconds": 60})
+    other = make_run("w_wait", {"seconds": 60}, job_id=run.job_id)
     async with open_worker() as parts:
         await take(parts, run)
         [answer] = await take(parts, other)
@@ -185,7 +185,7 @@ async def test_capacity_holds_over_requests_at_once(open_worker: OpenWorker) -> 
     async with open_worker(worker_capacity=5) as parts:
         answers = await asyncio.gather(
             *(
-                take(parts, *(make_run("w_wait", {"seconds": 5}) for _ in range(3)))
+                take(parts, *(make_run("w_wait", {"seconds": 60}) for _ in range(3)))
                 for _ in range(6)
             )
         )
@@ -402,7 +402,7 @@ async def test_every_load_is_newer_than_the_one_before(open_worker: OpenWorker) 
     seen: list[Any] = []
     async with open_worker() as parts:
         for _ in range(3):
-            answer = await parts.intake.take(make_request(make_run("w_wait", {"seconds": 5})))
+            answer = await parts.intake.take(make_request(make_run("w_wait", {"seconds": 60})))
             seen.append(RunResponse.model_validate_json(answer).load)
     assert [load.active for load in seen] == [1, 2, 3]
     assert [load.seq for load in seen] == sorted({load.seq for load in seen})

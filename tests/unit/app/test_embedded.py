@@ -26,7 +26,7 @@ def test_a_home_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_told_long_before_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "PORT_FREE_SECONDS", 0.3)
+    monkeypatch.setattr(embedded, "PORT_FREE_SECONDS", 2.0)
     monkeypatch.setattr(embedded, "QUIET_SECONDS", 0.0)
     said: list[str] = []
     port = free_port()

@@ -95,7 +95,7 @@ async def test_the_process_exits_when_a_run_cannot_be_stopped(
         exit_process=leave,
     )
     watchdog.start()
-    assert done.wait(5)
+    assert done.wait(30)
     watchdog.end()
     watchdog.join()
     assert exits[0] == EXIT_CODE
@@ -130,7 +130,7 @@ async def test_the_watchdog_acts_although_no_thread_is_to_be_had_and_a_first_try
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert stopped.wait(5)
+    assert stopped.wait(30)
     monkeypatch.undo()
     assert watchdog.is_alive()
     watchdog.end()

@@ -32,7 +32,7 @@ async def test_what_gets_no_thread_is_not_begun_by_one_that_comes_free(
         return "late"
 
     def busy() -> str:
-        gate.wait(10)
+        gate.wait(60)
         return "busy"
 
     first = threads.start(busy)
@@ -57,17 +57,17 @@ async def test_what_a_thread_took_that_came_free_meanwhile_is_heard(
     gate, begun, end = threading.Event(), threading.Event(), threading.Event()
 
     def busy() -> str:
-        gate.wait(10)
+        gate.wait(60)
         return "busy"
 
     def overtaken() -> str:
         begun.set()
-        end.wait(10)
+        end.wait(60)
         return "heard"
 
     def let_it_be_taken() -> None:
         gate.set()
-        assert begun.wait(10)
+        assert begun.wait(60)
 
     first = threads.start(busy)
     with monkeypatch.context() as patched:
