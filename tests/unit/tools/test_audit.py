@@ -30,7 +30,8 @@ def database() -> Iterator[Any]:
                 results = []
             body = json.dumps({"results": results}).encode()
             self.send_response(200)
-            self.send_header("content-length", str(len(body)))
+            missing = 10 if bad == "cut off" else 0
+            self.send_header("content-length", str(len(body) + missing))
             self.end_headers()
             self.wfile.write(body)
 
@@ -58,6 +59,7 @@ def test_a_lock_file_names_its_pins() -> None:
         ("", 0, "0 with known advisories"),
         ("fastapi", FOUND, "GHSA-1"),
         ("nonsense", UNREACHABLE, "NOT AUDITED"),
+        ("cut off", UNREACHABLE, "NOT AUDITED"),
     ],
 )
 def test_what_is_known_decides(
