@@ -257,7 +257,7 @@ class Talks:
         return _read(Callback, (yield from self._exchange(Send("POST", path))))
 
     def redeliver_failed(self, job_id: int) -> Talk[Redelivered]:
-        """Make the callbacks of a job that were given up due now."""
+        """Make the callbacks of a job that have failed due now."""
         request = Send("POST", f"{_job_path(job_id)}/callbacks/redeliver")
         return _read(Redelivered, (yield from self._exchange(request)))
 

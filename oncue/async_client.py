@@ -171,7 +171,10 @@ class AsyncClient:
         return await self._run(self._talks.redeliver(delivery_id_of(callback)))
 
     async def redeliver_failed(self, job: int | Job) -> int:
-        """Deliver all callbacks of a job that were given up again now; return how many."""
+        """Deliver all callbacks of a job that have failed again now; return how many.
+
+        Those that were given up, and those that wait for their next try after a failed one.
+        """
         found = await self._run(self._talks.redeliver_failed(id_of(job)))
         return found.redelivered
 

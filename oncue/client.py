@@ -200,7 +200,9 @@ class Client:
         return self._run(self._talks.redeliver(delivery_id_of(callback)))
 
     def redeliver_failed(self, job: int | Job) -> int:
-        """Deliver all callbacks of a job that were given up again now; return how many.
+        """Deliver all callbacks of a job that have failed again now; return how many.
+
+        Those that were given up, and those that wait for their next try after a failed one.
 
         Raises:
             NotFound: there is no such job.

@@ -194,7 +194,7 @@ def redeliver(
         typer.Argument(help="As `callbacks` shows it.", metavar="DELIVERY", show_default=False),
     ] = None,
     job: Annotated[
-        int | None, typer.Option(help="All callbacks of this job that were given up.", min=1)
+        int | None, typer.Option(help="All callbacks of this job that have failed.", min=1)
     ] = None,
     where: Where = None,
     dry_run: DryRun = False,
@@ -207,7 +207,10 @@ def redeliver(
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Deliver a callback again now, under the same webhook-id; or all that were given up."""
+    """Deliver a callback again now, under the same webhook-id; or all that have failed.
+
+    Those that were given up, and those that wait for their next try after a failed one.
+    """
     asked = bulk.Asked("redeliver", where or [], dry_run, rate, yes, request_id, wait, timeout)
     if sum((delivery_id is not None, job is not None, bool(where))) != 1:
         end(BAD_USAGE, "give a delivery's id, --job or --where; see `oncue redeliver --help`")

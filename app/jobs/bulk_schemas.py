@@ -77,8 +77,8 @@ class SubmitBulk(Wire):
     """One action for all jobs that match."""
 
     action: Action = Field(
-        description="`redeliver`: their callbacks that were given up are tried again; jobs without "
-        "such ones do not match."
+        description="`redeliver`: their callbacks that have failed (given up, or waiting for the "
+        "next try after a failed one) are tried again; jobs without such ones do not match."
     )
     filter: BulkFilter = Field(description="Must not be empty.")
     dry_run: bool = Field(False, strict=True, description="Only count what matches.")

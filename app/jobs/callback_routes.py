@@ -48,7 +48,10 @@ def redelivery_routes(*, ground: Ground, keys: Gate) -> APIRouter:
         responses=problem_answers("unauthorized", "job_not_found", "validation_failed"),
     )
     async def redeliver_callbacks(job_id: JobId, caller: Identified) -> Response:
-        """Try each callback of the job that was given up again now, with its `webhook-id`."""
+        """Try each callback of the job that has failed again now, with its `webhook-id`.
+
+        Those that were given up, and those that wait for their next try after a failed one.
+        """
         return json_answer(await deliver_failed_again(ground, caller, job_id))
 
     return router

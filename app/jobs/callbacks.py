@@ -67,7 +67,7 @@ async def deliver_again(ground: Ground, caller: Caller, delivery_id: str) -> dic
 
 
 async def deliver_failed_again(ground: Ground, caller: Caller, job_id: int) -> dict[str, Any]:
-    """Make the callbacks of a job that were given up due now, each with its `webhook-id`.
+    """Make the callbacks of a job that have failed due now, each with its `webhook-id`.
 
     Raises:
         Problem: `job_not_found`.

@@ -9,12 +9,29 @@ from typing import Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.states import DeliveryStatus
+
 CALLBACK_COLUMNS: Final = (
     "id, delivery_id, job_id, event_type, url, status, tries, last_status_code, last_error, "
     "owner_worker_id, next_try_at, created_at, ended_at"
 )
 MOST_TRIES: Final = 20
 """How many tries of a callback are shown, the newest."""
+
+
+def failed_sql(now: str, row: str = "") -> str:
+    """Build the condition of a callback that has failed so far and that nobody tries now.
+
+    It was given up, also by a 410, or it waits for its next try after one that did not deliver it;
+    what is due already is about to be tried. `now` is SQL for the time, epoch ms; `row` names the
+    table, with its dot.
+    """
+    # `+status`: as in `moves/deliver.py`.
+    return (
+        f"(+{row}status IN ({int(DeliveryStatus.EXHAUSTED)}, {int(DeliveryStatus.GONE)}) "
+        f"OR (+{row}status = {int(DeliveryStatus.PENDING)} AND {row}owner_worker_id IS NULL "
+        f"AND {row}tries > 0 AND {row}next_try_at > {now}))"
+    )
 
 
 async def read_callbacks(

@@ -19,8 +19,9 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.callbacks import failed_sql
 from app.lifecycle.reads import JOB_COLUMNS, read_schedules, results_of
-from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, JobStatus, in_list
+from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
 from app.plumbing.database import Database
 
 WALK_ROWS: Final = 5000
@@ -59,7 +60,7 @@ class JobFilter:
     finished_from: int | None = None
     finished_to: int | None = None
     failed_callbacks: bool = False
-    """Only jobs of which a callback was given up, also by a 410."""
+    """Only jobs of which a callback has failed: given up, or waiting for its next try."""
 
     @property
     def by_finish(self) -> bool:
@@ -187,7 +188,7 @@ class _Lister:
             # A scalar: an EXISTS may be turned round to begin with all callbacks.
             self._conditions.append(
                 "(SELECT MAX(d.status) FROM callback_delivery AS d WHERE d.job_id = job_info.id "
-                f"AND +d.status >= {int(DeliveryStatus.EXHAUSTED)}) IS NOT NULL"
+                f"AND {failed_sql(database.now_ms, 'd.')}) IS NOT NULL"
             )
         if wanted.name_prefix is not None:
             self._conditions.append("SUBSTR(job_name, 1, :length) = :prefix")

@@ -8,7 +8,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.audit import Deed, job_target, record_deed
-from app.lifecycle.callbacks import read_callback
+from app.lifecycle.callbacks import failed_sql, read_callback
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown
 from app.lifecycle.reads import read_now
 from app.lifecycle.states import DeliveryStatus, JobKind, JobStatus, possible_verbs
@@ -26,11 +26,8 @@ _AGAIN: Final = (
     f"UPDATE callback_delivery SET status = {int(DeliveryStatus.PENDING)}, next_try_at = :now, "
     "owed_since = :now, owner_worker_id = NULL, ended_at = NULL"
 )
-FAILED: Final = (int(DeliveryStatus.GONE), int(DeliveryStatus.EXHAUSTED))
 _REDELIVER: Final = text(f"{_AGAIN} WHERE id = :id")
-_REDELIVER_FAILED: Final = text(
-    f"{_AGAIN} WHERE job_id = :job AND +status IN ({', '.join(map(str, FAILED))})"
-)
+_REDELIVER_FAILED: Final = text(f"{_AGAIN} WHERE job_id = :job AND {failed_sql(':now')}")
 
 
 async def redeliver(
@@ -44,7 +41,7 @@ async def redeliver(
     """Make a callback of the tenant due now under its old id, and return it as it is then.
 
     The tries go on being counted, so that the result of an earlier try is not taken for a new
-    one. Safe to repeat.
+    one. If this one fails too, the schedule goes on from where it stood. Safe to repeat.
     """
     found = await read_callback(connection, delivery_id, tenant_id=tenant_id)
     if found is None:
@@ -70,9 +67,11 @@ async def redeliver(
 async def redeliver_failed(
     connection: AsyncConnection, database: Database, asked: Asked
 ) -> tuple[Changed | NotPossible | Unknown, int]:
-    """Make all callbacks of a job that were given up (also by a 410) due now; say how many.
+    """Make all callbacks of a job that have failed due now; say how many.
 
-    A job without such ones is not changed, and so `NotPossible`. Safe to repeat.
+    Those that were given up (also by a 410), and those that wait for their next try after one that
+    failed; what a worker tries right now, or is due already, is left alone. A job without such ones
+    is not changed, and so `NotPossible`. Safe to repeat.
     """
     locked = await connection.execute(
         _LOCK_JOB[database.is_sqlite], {"job": asked.job_id, "tenant": asked.tenant_id}

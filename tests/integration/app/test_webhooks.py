@@ -16,6 +16,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.lifecycle.lists import JobFilter, next_matching
 from app.lifecycle.moves.deliver import (
     due_hosts_sql,
     due_sql,
@@ -25,8 +26,10 @@ from app.lifecycle.moves.deliver import (
     take_due,
 )
 from app.lifecycle.moves.ending import OwedDelivery
+from app.lifecycle.moves.guard import Asked
+from app.lifecycle.moves.redeliver import redeliver_failed
 from app.lifecycle.moves.tell_start import tell_starts
-from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.webhook_secrets import NewSecret, rotate_secret, set_secret
 from app.plumbing.database import Database
 from app.plumbing.sealed import BadSecretKeys, CannotOpen, NoSecretKeys, Sealer
@@ -503,25 +506,69 @@ async def test_what_was_not_tried_is_due_again_uncounted_until_it_is_too_old(api
     assert await value_of(database, "SELECT status FROM callback_delivery") == 2
 
 
+NOT_FAILED = (
+    # delivered; its first try is under way; a later one is; given back untried; due already
+    "status = 1",
+    "tries = 1",
+    "tries = 2, last_error = 'no'",
+    "owner_worker_id = NULL, tries = 0, last_error = 'not tried'",
+    "owner_worker_id = NULL, tries = 1, last_error = 'no', next_try_at = 1",
+)
+
+
 async def failed_callbacks(database: Database, count: int) -> list[int]:
-    """Jobs with a callback each that was given up, and one whose callback was delivered."""
-    ids = await insert(database, count + 1, callback_url=URL, max_retry=0)
+    """Jobs with a callback each that has failed: in turn given up, refused by a 410, and waiting.
+
+    Behind them are some whose callback has not.
+    """
+    ids = await insert(database, count + len(NOT_FAILED), callback_url=URL, max_retry=0)
     for run in await claimed(database, ids, term=await new_term(database)):
         await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
-    await change(database, "UPDATE callback_delivery SET status = 2, ended_at = 1")
-    await change(database, "UPDATE callback_delivery SET status = 1 WHERE job_id = :id", id=ids[-1])
-    return ids[:-1]
+    for number, job_id in enumerate(ids[:count]):
+        if number % 3 < 2:
+            state = f"status = {2 + number % 3}, ended_at = 1"
+            await change(
+                database, f"UPDATE callback_delivery SET {state} WHERE job_id = :id", id=job_id
+            )
+            continue
+        (row,) = await rows_of(database, f"SELECT * FROM callback_delivery WHERE job_id = {job_id}")
+        no = DeliveryResult(
+            delivery_id=row["delivery_id"], try_number=1, delivered=False, status_code=500
+        )
+        await database.write(
+            lambda connection, no=no: note_tries(  # type: ignore[misc]
+                connection, database, [no], worker_id=WORKER, schedule_seconds=(0.0, 7200.0)
+            )
+        )
+    for state, job_id in zip(NOT_FAILED, ids[count:], strict=True):
+        await change(
+            database, f"UPDATE callback_delivery SET {state} WHERE job_id = :id", id=job_id
+        )
+    return ids[:count]
 
 
 async def test_the_failed_callbacks_of_a_job_are_delivered_again(api: Door) -> None:
-    failed, _ = await failed_callbacks(api.database, 2)
-    answer = await api.client.post(f"/openapi/jobs/{failed}/callbacks/redeliver")
-    assert (answer.status_code, answer.json()) == (200, {"redelivered": 1})
-    again = await api.client.post(f"/openapi/jobs/{failed}/callbacks/redeliver")
-    assert again.json() == {"redelivered": 0}
-    states = "SELECT status, COUNT(*) AS n FROM callback_delivery GROUP BY status ORDER BY status"
-    counts = {row["status"]: row["n"] for row in await rows_of(api.database, states)}
-    assert counts == {0: 1, 1: 1, 2: 1}
+    database = api.database
+    failed = await failed_callbacks(database, 3)
+    table = "SELECT * FROM callback_delivery ORDER BY id"
+    before = {row["job_id"]: row for row in await rows_of(database, table)}
+    for job_id, old in before.items():
+        answer = await api.client.post(f"/openapi/jobs/{job_id}/callbacks/redeliver")
+        expected = {"redelivered": int(job_id in failed)}
+        assert (answer.status_code, answer.json()) == (200, expected), old
+    # They are due, under the same ids, and their tries go on being counted.
+    now = await value_of(database, f"SELECT {database.now_ms}")
+    for row in await rows_of(database, table):
+        old = before[row["job_id"]]
+        if row["job_id"] not in failed:
+            assert row == old
+            continue
+        assert (row["status"], row["owner_worker_id"], row["ended_at"]) == (0, None, None)
+        assert row["next_try_at"] <= now
+        assert (row["delivery_id"], row["tries"]) == (old["delivery_id"], old["tries"])
+    for job_id in failed:
+        again = await api.client.post(f"/openapi/jobs/{job_id}/callbacks/redeliver")
+        assert again.json() == {"redelivered": 0}
     assert (await api.client.post("/openapi/jobs/999/callbacks/redeliver")).status_code == 404
 
 
@@ -541,8 +588,14 @@ async def test_all_failed_callbacks_since_a_time_are_delivered_again(
         pass
     done = (await api.client.get(asked.headers["location"])).json()
     assert (done["status"], done["changed"]) == ("SUCCEEDED", len(failed))
-    due = "SELECT COUNT(*) FROM callback_delivery WHERE status = 0"
-    assert await value_of(api.database, due) == len(failed)
+    due = (
+        "SELECT job_id FROM callback_delivery WHERE status = 0 AND owner_worker_id IS NULL "
+        f"AND next_try_at > 1 AND next_try_at <= {api.database.now_ms} ORDER BY job_id"
+    )
+    assert [row["job_id"] for row in await rows_of(api.database, due)] == failed
+    assert (await api.client.post("/openapi/bulk", json={**body, "dryRun": True})).json()[
+        "matched"
+    ] == 0
     after = await rows_of(api.database, "SELECT delivery_id FROM callback_delivery ORDER BY id")
     assert before == after
 
@@ -621,6 +674,41 @@ async def test_no_read_of_the_hand_over_walks_the_rows_of_a_long_backlog(
         assert taken < 60
 
 
+async def test_the_failed_callbacks_of_jobs_are_found_by_their_jobs_however_many_are_owed(
+    mariadb_engine: Engine,
+) -> None:
+    async with door(migrated(mariadb_engine)) as api:
+        database = api.database
+        await failed_callbacks(database, 3)
+        await owe(database, "dead:80", 20_000, due=9_000_000_000_000)
+        await change(
+            database,
+            "UPDATE callback_delivery SET job_id = 1000000 + id, tries = 1 WHERE host = 'dead:80'",
+        )
+        await database.write(_analyze)
+        jobs = [row["id"] for row in await rows_of(database, "SELECT id FROM job_info ORDER BY id")]
+
+        async def rows_read(connection: AsyncConnection) -> int:
+            begun = await _handled(connection)
+            wanted = JobFilter(failed_callbacks=True)
+            found = await next_matching(
+                connection,
+                database,
+                tenant_id=0,
+                wanted=wanted,
+                statuses=frozenset(JobStatus),
+                after=(0, 0),
+                until_id=jobs[-1],
+                limit=100,
+            )
+            assert len(found.turns) == 3
+            asked = Asked(jobs[2], 0, "token")
+            assert (await redeliver_failed(connection, database, asked))[1] == 1
+            return await _handled(connection) - begun
+
+        assert await database.write(rows_read) < 300
+
+
 async def _analyze(connection: AsyncConnection) -> None:
     await connection.exec_driver_sql("ANALYZE TABLE callback_delivery")
 
@@ -682,7 +770,11 @@ async def test_rows_that_are_named_by_their_keys_are_not_sought_among_all_that_i
             )
         )
         await api.client.post(f"/openapi/jobs/{run.job_id}/callbacks/redeliver")
-        assert len(seen) > 5
+        await api.client.post(
+            "/openapi/bulk",
+            json={"action": "redeliver", "filter": {"handler": "echo"}, "dryRun": True},
+        )
+        assert len(seen) > 6
         assert plans() == []
         await database.write(
             lambda connection: take_due(connection, database, {"127.0.0.1:9": ["w"]}, limit=5)
