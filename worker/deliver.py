@@ -47,6 +47,7 @@ TRIAL_AGAIN_SECONDS: Final = 5.0
 NO_ROOM_SECONDS: Final = 1.0
 NO_ANSWER_LATELY: Final = "not tried: its host gave no answer lately"
 NO_ROOM: Final = "not tried: the worker holds as many as it may"
+UNDER_WAY: Final = "not tried: an earlier try is not on record yet"
 
 log = structlog.get_logger(__name__)
 
@@ -175,13 +176,21 @@ class Deliverer:
         return taken
 
     def take_own(self, deliveries: Sequence[Delivery]) -> None:
-        """Take over what a report brought; what does not fit goes back at once, uncounted."""
+        """Take over what a report brought; what does not fit goes back at once, uncounted.
+
+        So does one that was asked for again while an earlier try of it is under way.
+        """
         taken = self.take(deliveries)
         accepted = set(taken.accepted)
         for one in deliveries:
-            if one.delivery_id not in accepted and one.delivery_id not in self._held:
+            if one.delivery_id in accepted:
+                continue
+            held = self._held.get(one.delivery_id)
+            if held is None:
                 self._hold(one)
                 self._return(one, taken.paused.get(callback_host(one.url)))
+            elif held.try_number < one.try_number:
+                self._return(one, None, why_not=UNDER_WAY)
 
     def acknowledged(self, result: DeliveryResult) -> None:
         """Let go of a delivery whose try is on record."""
@@ -264,8 +273,10 @@ class Deliverer:
             return 0
         return round((host.breaker.wait_seconds(_now()) or TRIAL_AGAIN_SECONDS) * 1000)
 
-    def _return(self, delivery: Delivery, pause_ms: int | None) -> None:
-        """Give a delivery back without a try; it is held until that is on record."""
+    def _return(
+        self, delivery: Delivery, pause_ms: int | None, *, why_not: str | None = None
+    ) -> None:
+        """Give a delivery back without a try; one that is held is so until that is on record."""
         paused = bool(pause_ms)
         self._tried(
             DeliveryResult(
@@ -273,7 +284,7 @@ class Deliverer:
                 try_number=delivery.try_number,
                 delivered=False,
                 not_tried=True,
-                error=NO_ANSWER_LATELY if paused else NO_ROOM,
+                error=why_not or (NO_ANSWER_LATELY if paused else NO_ROOM),
                 # Spread, so that what comes back does not come at once.
                 retry_after_ms=round((pause_ms or NO_ROOM_SECONDS * 1000) * random.uniform(1, 1.2)),
             )

@@ -172,6 +172,31 @@ async def test_a_delivery_in_a_report_answer_is_tried_and_a_repeated_hand_out_is
     assert len(hook.received) == 2
 
 
+async def test_a_redelivery_that_comes_while_its_earlier_try_is_under_way_goes_back_at_once(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
+) -> None:
+    first = make_delivery(hook.url, 3)
+    earlier, later = (make_delivery(hook.url, number, first.delivery_id) for number in (2, 4))
+    hook.gate = asyncio.Event()
+    async with open_worker() as parts:
+        parts.deliverer.take_own([first])
+        await until_async(lambda: hook.received)
+        # An answer that comes late brings what is over.
+        parts.deliverer.take_own([earlier, later])
+        back = await tried(dispatcher, later)
+        assert (back.not_tried, back.delivered) == (True, False)
+        assert parts.deliverer.held_ids() == [first.delivery_id]
+        hook.gate.set()
+        assert (await tried(dispatcher, first)).delivered
+        await until_async(lambda: not parts.deliverer.backlog)
+        assert parts.deliverer._held_characters == 0
+        assert (earlier.delivery_id, earlier.try_number) not in dispatcher.tries()
+        again = make_delivery(hook.url, 5, first.delivery_id)
+        parts.deliverer.take_own([again])
+        assert (await tried(dispatcher, again)).delivered
+    assert len(hook.received) == 2
+
+
 async def test_held_deliveries_are_in_the_beats_until_their_try_is_on_record(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, hook: Hook
 ) -> None:
