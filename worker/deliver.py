@@ -38,6 +38,7 @@ MOST_HELD_CHARACTERS: Final = 128 * 1024 * 1024
 """Of bodies: what is held is bounded whatever they are long."""
 LATE_MS: Final = 2000
 """A host whose answers take longer may not fill all places, however many such there are."""
+SHORTEST_RETRY_AFTER_MS: Final = 1000
 LONGEST_RETRY_AFTER_MS: Final = 24 * 3600 * 1000
 REMEMBER_TRIES: Final = 10_000
 REMEMBER_HOSTS: Final = 2000
@@ -438,17 +439,24 @@ class Deliverer:
 
 
 def read_retry_after(status: int, headers: Mapping[str, str], now: float) -> int | None:
-    """Milliseconds that a 429 or 503 asks to wait, at most a day; `now` is epoch seconds."""
+    """Milliseconds that a 429 or 503 asks to wait, a second to a day; `now` is epoch seconds.
+
+    None if it asks nothing that can be obeyed, as with a date that is over.
+    """
     text = headers.get("Retry-After", "").strip()
     if status not in (429, 503) or not text:
         return None
     if text.isascii() and text.isdigit():
-        return min(int(text[:9]) * 1000, LONGEST_RETRY_AFTER_MS)
+        return _obeyed(int(text[:9]))
     try:
         seconds = parsedate_to_datetime(text).timestamp() - now
     except (ValueError, OverflowError, OSError):
         return None
-    return min(max(0, round(seconds * 1000)), LONGEST_RETRY_AFTER_MS)
+    return _obeyed(seconds) if seconds > 0 else None
+
+
+def _obeyed(seconds: float) -> int:
+    return min(max(SHORTEST_RETRY_AFTER_MS, round(seconds * 1000)), LONGEST_RETRY_AFTER_MS)
 
 
 def _now() -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal
 
 Backoff = Literal["fixed", "exponential"]
@@ -10,6 +12,11 @@ Backoff = Literal["fixed", "exponential"]
 MAX_DELAY_MS: Final = 24 * 3600 * 1000
 MAX_ASKED_MS: Final = 366 * 24 * 3600 * 1000
 EXPONENTIAL_JITTER: Final = 0.2
+SHORTEST: Final = 0.8
+"""The least part of a callback's pause that is waited."""
+SHORTEST_ASKED_MS: Final = 1000
+MOST_TRIES_BY_REQUEST: Final = 100
+"""So many failed tries of a callback a receiver may have sooner than the schedule has them."""
 MAX_RETURNS: Final = 10
 """How often a task may be given back without the attempt being counted."""
 
@@ -59,17 +66,40 @@ def after_failure(
 
 
 def next_try_pause_ms(
-    schedule_seconds: tuple[float, ...], *, tries: int, retry_after_ms: int | None, jitter: float
+    schedule_seconds: tuple[float, ...],
+    *,
+    tries: int,
+    owed_ms: int,
+    retry_after_ms: int | None,
+    jitter: float,
 ) -> int | None:
     """Return the pause before a callback's next try after `tries` failed ones, or None when spent.
 
-    A pause is lengthened or shortened by up to a fifth (`jitter` from [0, 1)); a receiver's own
-    Retry-After can only lengthen it.
+    A pause is lengthened or shortened by up to a fifth (`jitter` from [0, 1)). A receiver's own
+    Retry-After is taken as asked, from a second to a day; after `MOST_TRIES_BY_REQUEST` tries it
+    can only lengthen the pause.
+
+    The schedule is spent by time as well as by tries: those that came sooner than by it, since the
+    receiver or an operator asked for them, use up nothing of what is still to come `owed_ms` after
+    the callback was made.
     """
-    if tries >= len(schedule_seconds):
+    place = min(tries, _begun(schedule_seconds, owed_ms))
+    if place >= len(schedule_seconds):
         return None
-    pause = schedule_seconds[tries] * 1000 * (0.8 + 0.4 * jitter)
-    return int(max(pause, min(retry_after_ms or 0, MAX_DELAY_MS)))
+    pause = math.ceil(schedule_seconds[place] * 1000 * (SHORTEST + 2 * (1 - SHORTEST) * jitter))
+    if not retry_after_ms:
+        return pause
+    asked = min(max(retry_after_ms, SHORTEST_ASKED_MS), MAX_DELAY_MS)
+    return asked if tries <= MOST_TRIES_BY_REQUEST else max(pause, asked)
+
+
+def _begun(schedule_seconds: tuple[float, ...], owed_ms: int) -> int:
+    """Return how many tries there can have been by the schedule alone, its pauses the shortest.
+
+    The first is made at once, whatever the schedule begins with.
+    """
+    moments = accumulate((0.0, *schedule_seconds[1:]))
+    return sum(int(moment * 1000 * SHORTEST) <= owed_ms for moment in moments)
 
 
 def longest_wait_ms(schedule_seconds: tuple[float, ...]) -> int:

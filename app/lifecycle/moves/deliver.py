@@ -577,6 +577,7 @@ def _after_try(
         pause = next_try_pause_ms(
             schedule_seconds,
             tries=failed,
+            owed_ms=now - row["created_at"],
             retry_after_ms=result.retry_after_ms,
             jitter=random.random(),
         )

@@ -41,7 +41,7 @@ async def redeliver(
     """Make a callback of the tenant due now under its old id, and return it as it is then.
 
     The tries go on being counted, so that the result of an earlier try is not taken for a new
-    one. If this one fails too, the schedule goes on from where it stood. Safe to repeat.
+    one. If this one fails too, the schedule goes on from where its time stands. Safe to repeat.
     """
     found = await read_callback(connection, delivery_id, tenant_id=tenant_id)
     if found is None:

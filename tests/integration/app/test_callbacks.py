@@ -19,6 +19,7 @@ from tests.integration.app.rig import (
     door,
     ending,
     new_term,
+    rows_of,
     running_job,
     settled,
     value_of,
@@ -73,7 +74,7 @@ async def test_a_callback_is_delivered_again_with_the_same_id_whatever_became_of
     await change(
         database,
         "UPDATE callback_delivery SET status = :status, tries = 12, ended_at = 5, "
-        "next_try_at = 9000000000000",
+        "next_try_at = 9000000000000, created_at = 1",
         status=int(status),
     )
     await change(
@@ -218,9 +219,54 @@ async def test_tries_of_which_nobody_told_an_end_use_up_nothing_of_the_schedule(
             )
         )
         shown.append((await page_of(api, run.job_id))["items"][0]["status"])
-        await change(database, "UPDATE callback_delivery SET next_try_at = 1")
+        await change(database, "UPDATE callback_delivery SET next_try_at = 1, created_at = 1")
         await database.write(lambda connection: take_due(connection, database, hosts, limit=5))
     assert shown == ["PENDING", "EXHAUSTED"]
+
+
+async def test_a_receiver_that_asks_for_two_seconds_has_them_and_all_tries_still(api: Door) -> None:
+    database = api.database
+    run = await running_job(database, callback_url=URL)
+    (settlement,) = await settled(database, ending(run, ExecutionStatus.SUCCEEDED))
+    assert settlement.delivery is not None
+    schedule = (0.0, 5.0, 300.0)
+
+    async def fail(number: int, retry_after_ms: int | None) -> tuple[int, int, int]:
+        """Have a try fail; return how the callback stands, and its pause at least and at most."""
+        await change(
+            database,
+            "UPDATE callback_delivery SET tries = :number, owner_worker_id = 'w#boot', "
+            "next_try_at = 9000000000000",
+            number=number,
+        )
+        result = DeliveryResult(
+            delivery_id=settlement.delivery.delivery_id if settlement.delivery else "",
+            try_number=number,
+            delivered=False,
+            status_code=503,
+            retry_after_ms=retry_after_ms,
+        )
+        before = await value_of(database, f"SELECT {database.now_ms}")
+        await database.write(
+            lambda connection: note_tries(
+                connection, database, [result], worker_id="w#boot", schedule_seconds=schedule
+            )
+        )
+        after = await value_of(database, f"SELECT {database.now_ms}")
+        (row,) = await rows_of(database, "SELECT status, next_try_at FROM callback_delivery")
+        return row["status"], row["next_try_at"] - after, row["next_try_at"] - before
+
+    for number in range(1, 6):
+        status, least, most = await fail(number, 2000)
+        assert status == DeliveryStatus.PENDING, "more tries than the schedule has, but no time yet"
+        assert least <= 2000 <= most
+    # Without a word from the receiver the schedule goes on from where its time is.
+    aged = f"UPDATE callback_delivery SET created_at = {database.now_ms} - 60000"
+    await change(database, aged)
+    status, _, most = await fail(6, None)
+    assert (status, most >= 240_000) == (DeliveryStatus.PENDING, True)
+    await change(database, "UPDATE callback_delivery SET created_at = 1")
+    assert (await fail(7, 2000))[0] == DeliveryStatus.EXHAUSTED
 
 
 async def test_a_callback_that_is_not_there_cannot_be_delivered(api: Door) -> None:

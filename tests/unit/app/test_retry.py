@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.lifecycle.retry import (
     EXPONENTIAL_JITTER,
     MAX_DELAY_MS,
+    MOST_TRIES_BY_REQUEST,
     Backoff,
     GiveUp,
     RetryAfter,
@@ -101,21 +102,71 @@ def test_jitter_lengthens_an_exponential_delay_by_at_most_a_fifth(
     assert plain <= decision.delay_ms <= longest
 
 
-@given(st.integers(1, 4), jitters)
-def test_a_callbacks_pause_follows_the_schedule_within_a_fifth(tries: int, jitter: float) -> None:
-    pause = next_try_pause_ms(SCHEDULE, tries=tries, retry_after_ms=None, jitter=jitter)
-    assert pause is not None
-    assert SCHEDULE[tries] * 800 - 1 <= pause <= SCHEDULE[tries] * 1200
+def pauses_of(schedule: tuple[float, ...], jitter: float, asked: int | None = None) -> list[int]:
+    """The pauses of a callback that fails at once until it is given up, ms."""
+    pauses: list[int] = []
+    while (
+        pause := next_try_pause_ms(
+            schedule,
+            tries=len(pauses) + 1,
+            owed_ms=sum(pauses),
+            retry_after_ms=asked,
+            jitter=jitter,
+        )
+    ) is not None:
+        pauses.append(pause)
+    return pauses
+
+
+@given(jitters, st.sampled_from([0.0, 5.0]))
+def test_a_callbacks_pauses_follow_the_schedule_within_a_fifth(jitter: float, first: float) -> None:
+    pauses = pauses_of((first, *SCHEDULE[1:]), jitter)
+    assert len(pauses) == len(SCHEDULE) - 1, "as many tries as the schedule has"
+    for pause, seconds in zip(pauses, SCHEDULE[1:], strict=True):
+        assert seconds * 800 <= pause <= seconds * 1200 + 1
 
 
 @pytest.mark.parametrize("tries", [5, 6, 100])
 def test_a_callback_is_given_up_when_its_schedule_is_spent(tries: int) -> None:
-    assert next_try_pause_ms(SCHEDULE, tries=tries, retry_after_ms=1, jitter=0.5) is None
+    owed = sum(SCHEDULE) * 1000
+    assert (
+        next_try_pause_ms(SCHEDULE, tries=tries, owed_ms=int(owed), retry_after_ms=1, jitter=0.5)
+        is None
+    )
 
 
-@given(st.integers(0, 86_400_000), jitters)
-def test_a_receivers_retry_after_only_lengthens_the_pause(asked: int, jitter: float) -> None:
-    own = next_try_pause_ms(SCHEDULE, tries=1, retry_after_ms=None, jitter=jitter)
-    told = next_try_pause_ms(SCHEDULE, tries=1, retry_after_ms=asked, jitter=jitter)
-    assert own is not None
-    assert told == max(own, asked)
+@given(st.integers(1, 4), st.integers(0, 2**40), jitters)
+def test_a_receivers_retry_after_is_obeyed_from_a_second_to_a_day(
+    tries: int, asked: int, jitter: float
+) -> None:
+    told = next_try_pause_ms(
+        SCHEDULE, tries=tries, owed_ms=10**7, retry_after_ms=asked or None, jitter=jitter
+    )
+    if asked:
+        assert told == min(max(asked, 1000), 86_400_000)
+    else:
+        assert told is not None
+        assert SCHEDULE[tries] * 800 <= told
+
+
+@given(st.integers(1, 100_000), jitters)
+def test_a_retry_after_makes_no_callback_be_given_up_sooner(asked: int, jitter: float) -> None:
+    pauses = pauses_of(SCHEDULE, jitter, asked)
+    assert len(pauses) >= len(SCHEDULE) - 1
+    assert sum(pauses) >= 0.8 * 1000 * sum(SCHEDULE)
+
+
+def test_a_receiver_that_asks_for_a_second_for_ever_is_called_a_bounded_number_of_times() -> None:
+    week = (*SCHEDULE, 7 * 86_400.0)
+    pauses = pauses_of(week, 0.5, 1000)
+    assert set(pauses[:MOST_TRIES_BY_REQUEST]) == {1000}
+    assert len(pauses) < MOST_TRIES_BY_REQUEST + len(week)
+
+
+def test_tries_that_came_sooner_than_by_the_schedule_use_up_nothing_of_it() -> None:
+    """As those that an operator asked for during an outage."""
+    after = [
+        next_try_pause_ms(SCHEDULE, tries=20, owed_ms=owed, retry_after_ms=None, jitter=0.5)
+        for owed in (0, 5_000, 20_000, 80_000, 380_000)
+    ]
+    assert after == [5_000, 15_000, 60_000, 300_000, None]

@@ -33,12 +33,12 @@ def context(attempt: int = 1) -> Context:
 @pytest.mark.parametrize(
     ("status", "text", "expected"),
     [
-        (429, "0", 0),
+        (429, "0", 1000),
         (503, " 120 ", 120_000),
         (503, "86401", 86_400_000),
         (503, "9" * 400, 86_400_000),
         (503, "Fri, 15 Jan 2027 08:00:30 GMT", 30_000),
-        (503, "Fri, 15 Jan 2000 08:00:30 GMT", 0),
+        (503, "Fri, 15 Jan 2000 08:00:30 GMT", None),
         (503, "-5", None),
         (503, "²", None),
         (503, "tomorrow", None),
