@@ -163,7 +163,9 @@ class Metrics:
             registry=r,
         )
         self.callback_hosts_due = Gauge(
-            "oncue_callback_hosts_due", "Hosts to which callbacks are due, up to 500", registry=r
+            "oncue_callback_hosts_due",
+            "Hosts to which callbacks are due; 0 without the lock",
+            registry=r,
         )
         self.callback_hosts_paused = Gauge(
             "oncue_callback_hosts_paused",

@@ -86,6 +86,8 @@ class Handover:
         self._shares: dict[str, int] = {}
         self._last_host: str | None = None
         self._oldest_ms: float = 0
+        self._hosts_due = 0
+        self._look_again: float = 0
         self._tasks = Tasks()
         self._loop = Loop("handover", self._step, expected=(DatabaseUnavailable,))
         ground.bus.subscribe(OWED, lambda _signal: self._owed.set())
@@ -102,14 +104,15 @@ class Handover:
     async def _step(self) -> None:
         self._owed.clear()
         term = self._lock.term
+        if term is None:
+            self._forget()
+            await self._wait(LOOK_SECONDS / 2)
+            return
         workers = [
             node.worker_id for node in self._roster.delivering() if node.worker_id not in self._busy
         ]
-        if term is None or not workers:
-            if term is None:
-                self._paused.clear()
-                self._shares.clear()
-                self._metrics.callback_backlog_age.set(0)
+        if not workers and self._last_host is None and time.monotonic() < self._look_again:
+            # Nobody to hand over to: one look in a while tells how long what is owed waits.
             await self._wait(LOOK_SECONDS / 2)
             return
         owed = await self._look()
@@ -118,6 +121,15 @@ class Handover:
             await self._hand_over(term, dealt)
         elif self._last_host is None:
             await self._wait(self._pause(owed))
+
+    def _forget(self) -> None:
+        """Let whoever has the lock now tell what is owed."""
+        self._paused.clear()
+        self._shares.clear()
+        self._last_host = None
+        self._metrics.callback_backlog_age.set(0)
+        self._metrics.callback_hosts_due.set(0)
+        self._metrics.callback_hosts_paused.set(0)
 
     async def _look(self) -> OwedHosts:
         """Read the next page of hosts; `_last_host` is None at its end."""
@@ -128,10 +140,13 @@ class Handover:
             )
         )
         self._last_host = max(owed.due_ms) if len(owed.due_ms) >= HOSTS_AT_ONCE else None
-        late = max((owed.now_ms - due for due in owed.due_ms.values()), default=0)
-        self._oldest_ms = max(late, self._oldest_ms if after is not None else 0)
+        late = [owed.now_ms - due for due in owed.due_ms.values() if due <= owed.now_ms]
+        self._oldest_ms = max([0.0 if after is None else self._oldest_ms, *late])
+        self._hosts_due = len(late) + (0 if after is None else self._hosts_due)
         if self._last_host is None:
-            self._metrics.callback_backlog_age.set(max(0.0, self._oldest_ms / 1000))
+            self._metrics.callback_backlog_age.set(self._oldest_ms / 1000)
+            self._metrics.callback_hosts_due.set(self._hosts_due)
+            self._look_again = time.monotonic() + LOOK_SECONDS
         return owed
 
     def _deal(self, owed: OwedHosts, workers: Sequence[str]) -> dict[str, list[str]]:
@@ -145,7 +160,6 @@ class Handover:
             for host in due
             if (free := [one for one in workers if (one, host) not in self._paused])
         }
-        self._metrics.callback_hosts_due.set(len(due))
         if len(dealt) > HOSTS_IN_A_ROUND:
             dealt = {host: dealt[host] for host in random.sample(list(dealt), HOSTS_IN_A_ROUND)}
         return dealt

@@ -173,7 +173,10 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
         "`retry` begins its attempts anew",
     ),
     _C.ENDED_CANCELLED: ("a caller cancelled it", "`retry` opens it again"),
-    _C.CALLBACK_OWED: ("its callback is not delivered yet", "redeliver tries it now"),
+    _C.CALLBACK_OWED: (
+        "its callback is not delivered yet",
+        "redeliver tries it now; a worker that delivers (with `ONCUE_WEBHOOK_SECRET`) must live",
+    ),
     _C.CALLBACK_DELIVERED: ("its callback was answered with 2xx", "nothing"),
     _C.CALLBACK_GIVEN_UP: ("all tries of its callback are spent", "redeliver tries it once more"),
     _C.CALLBACK_REFUSED: (

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from app.jobs.reason_codes import Reason, ReasonCode
 from app.jobs.stories import clipped, retry_decision, worker_name
+from app.jobs.why_workers import is_live
 from app.lifecycle.evidence import Evidence
 from app.lifecycle.states import DeliveryStatus, JobStatus
 from app.plumbing.times import rfc3339
+from oncue.protocol import WorkerState
 
 ENDED: Final = {
     JobStatus.SUCCEEDED: ReasonCode.ENDED_SUCCEEDED,
@@ -49,12 +51,26 @@ _OF_CALLBACK: Final = {
 }
 
 
+def _who_delivers(found: Evidence) -> tuple[str, int]:
+    """Count the live workers that deliver callbacks, and say so if there is none."""
+    live = [node for node in found.nodes if is_live(node, found.job["now_ms"])]
+    count = sum(node.delivers and node.state is WorkerState.UP for node in live)
+    if count:
+        return "", count
+    others = f"; none of the {len(live)} that live does" if live else ""
+    return (
+        f" No live worker delivers callbacks: it takes one with ONCUE_WEBHOOK_SECRET{others}.",
+        0,
+    )
+
+
 def what_became_of_its_callback(found: Evidence) -> Iterator[Reason]:
     """Tell what became of the callback of this end."""
     row = found.callback
     if row is None:
         return
     status, owner = DeliveryStatus(row["status"]), row["owner_worker_id"]
+    is_due = row["next_try_at"] <= found.job["now_ms"]
     details: dict[str, Any] = {
         "deliveryId": row["delivery_id"],
         "tries": row["tries"],
@@ -63,12 +79,14 @@ def what_became_of_its_callback(found: Evidence) -> Iterator[Reason]:
     }
     last = f" The last one: {clipped(row['last_error'])}" if row["last_error"] else ""
     match status:
-        case DeliveryStatus.PENDING if owner is not None:
+        case DeliveryStatus.PENDING if owner is not None and not is_due:
             details["workerId"] = owner
             message = f"Its callback is being delivered by {worker_name(owner)}.{last}"
         case DeliveryStatus.PENDING:
             details["nextTryAt"] = rfc3339(row["next_try_at"])
-            message = f"Its callback is tried next at {rfc3339(row['next_try_at'])}.{last}"
+            when = "has been due since" if is_due else "is tried next at"
+            nobody, details["deliveringWorkers"] = _who_delivers(found)
+            message = f"Its callback {when} {rfc3339(row['next_try_at'])}.{nobody}{last}"
         case DeliveryStatus.DELIVERED:
             message = "Its callback was delivered."
         case DeliveryStatus.EXHAUSTED:

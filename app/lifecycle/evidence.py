@@ -18,7 +18,7 @@ from app.lifecycle.callbacks import read_callbacks
 from app.lifecycle.limits import count_running_of
 from app.lifecycle.nodes import Node, read_node, read_nodes
 from app.lifecycle.reads import read_executions
-from app.lifecycle.states import TERMINAL_JOBS, JobKind, JobStatus, in_list
+from app.lifecycle.states import TERMINAL_JOBS, DeliveryStatus, JobKind, JobStatus, in_list
 from app.plumbing.database import NOW_MS, Database
 
 ATTEMPTS_TOLD: Final = 20
@@ -180,10 +180,20 @@ async def _with_fleet(
         if job["running_jobs"] is not None:
             running = await count_running_of(connection, job["tenant_id"])
             evidence = replace(evidence, running_of_tenant=running)
+    elif _waits_for_a_worker(evidence):
+        nodes = await read_nodes(connection, include_down=True, limit=WORKERS_READ)
     elif (worker_id := job["owner_worker_id"] or job["stopping_worker_id"]) is not None:
         node = await read_node(connection, worker_id)
         nodes = [] if node is None else [node]
     return replace(evidence, nodes=nodes, ahead=ahead)
+
+
+def _waits_for_a_worker(evidence: Evidence) -> bool:
+    """Whether the callback of this end is owed and no worker has it."""
+    row = evidence.callback
+    if row is None or row["status"] != DeliveryStatus.PENDING:
+        return False
+    return bool(row["owner_worker_id"] is None or row["next_try_at"] <= evidence.job["now_ms"])
 
 
 def ahead_sql(database: Database, job: RowMapping) -> str:

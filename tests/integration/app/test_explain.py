@@ -703,6 +703,26 @@ async def test_an_end_says_what_became_of_its_callback(api: Door) -> None:
     told = reason(await explained(api.client, run.job_id), _C.CALLBACK_OWED)
     assert told["details"]["nextTryAt"] in told["message"]
     assert (told["details"]["tries"], told["details"]["lastError"]) == (3, "refused")
+    assert "No live worker delivers callbacks" in told["message"]
+    # A worker lives, but has no secret to sign with; then one that has.
+    for delivers, words in (
+        (False, "none of the 1 that live does"),
+        (True, "Its callback is tried next at"),
+    ):
+        await api.beat(delivers=delivers)
+        told = reason(await explained(api.client, run.job_id), _C.CALLBACK_OWED)
+        assert words in told["message"]
+        assert told["details"]["deliveringWorkers"] == int(delivers)
+        assert ("No live worker" in told["message"]) is not delivers
+    # What should have been tried long ago is not said to be tried at a time that is over.
+    for owner in (None, "lost#boot"):
+        await change(
+            api.database,
+            "UPDATE callback_delivery SET next_try_at = 1700000000000, owner_worker_id = :owner",
+            owner=owner,
+        )
+        told = reason(await explained(api.client, run.job_id), _C.CALLBACK_OWED)
+        assert "has been due since 2023-11-14T22:13:20.000Z" in told["message"]
     for status, code in (
         (1, _C.CALLBACK_DELIVERED),
         (2, _C.CALLBACK_GIVEN_UP),

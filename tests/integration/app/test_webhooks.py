@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -788,6 +789,35 @@ async def test_rows_that_are_named_by_their_keys_are_not_sought_among_all_that_i
         used = plans()
         assert used
         assert [plan for plan in used if "host=?" not in plan] == []
+
+
+async def test_how_long_callbacks_are_due_is_told_while_no_worker_delivers(api: Door) -> None:
+    """The alert on their age is there above all for when nobody delivers them."""
+    handover, registry = api.parts.handover, api.parts.ground.metrics.registry
+
+    def told() -> tuple[float, float]:
+        age = registry.get_sample_value("oncue_callback_backlog_age_seconds")
+        hosts = registry.get_sample_value("oncue_callback_hosts_due")
+        assert age is not None
+        assert hosts is not None
+        return age, hosts
+
+    await owe(api.database, "a:80", 2)
+    await owe(api.database, "b:80", 1)
+    await owe(api.database, "later:80", 1, due=9_000_000_000_000)
+    handover._lock = SimpleNamespace(term=1)  # type: ignore[assignment]
+    assert handover._roster.delivering() == []
+    await handover._step()
+    age, hosts = told()
+    assert age > 1_000_000_000
+    assert hosts == 2
+    # It does not freeze: what was delivered meanwhile is no longer told.
+    await change(api.database, "UPDATE callback_delivery SET status = 1 WHERE host = 'b:80'")
+    while told()[1] != 1:
+        await handover._step()
+    handover._lock = SimpleNamespace(term=None)  # type: ignore[assignment]
+    await handover._step()
+    assert told() == (0, 0)
 
 
 async def test_a_host_that_refused_is_offered_no_more_than_it_took_and_then_twice_as_many(
