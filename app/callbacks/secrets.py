@@ -28,6 +28,7 @@ from app.lifecycle.reads import read_now
 from app.lifecycle.webhook_secrets import (
     WORKERS_OWN,
     NewSecret,
+    lock_secrets,
     read_secrets,
     rotate_secret,
     set_secret,
@@ -149,6 +150,9 @@ class SecretDesk:
         clear: str | None,
     ) -> dict[str, Any]:
         async def write(connection: AsyncConnection) -> Sequence[RowMapping]:
+            # So that of two at once the second tells what the first has left.
+            await lock_secrets(connection, self._database, caller.tenant_id)
+            before = await read_secrets(connection, self._database, caller.tenant_id)
             rows = await change(connection)
             await record_deed(
                 connection,
@@ -157,6 +161,7 @@ class SecretDesk:
                 tenant_id=caller.tenant_id,
                 now_ms=await read_now(connection, self._database),
                 # What is shown of a secret, which is masked or public.
+                old={"signs": [row["shown"] for row in before]},
                 new={"signs": [row["shown"] for row in rows]},
             )
             return rows

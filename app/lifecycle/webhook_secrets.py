@@ -52,6 +52,12 @@ async def read_secrets(
     return rows.mappings().all()
 
 
+async def lock_secrets(connection: AsyncConnection, database: Database, tenant_id: int) -> None:
+    """Let no other transaction change the tenant's secrets until this one ends."""
+    if not database.is_sqlite:  # which has one writer at a time
+        await connection.execute(_LOCK_TENANT, {"tenant": tenant_id})
+
+
 async def set_secret(
     connection: AsyncConnection, database: Database, tenant_id: int, new: NewSecret | None
 ) -> Sequence[RowMapping]:
@@ -74,9 +80,8 @@ async def rotate_secret(
 
     What was before that one signs no longer. Returns what then signs. Safe to repeat.
     """
-    if not database.is_sqlite:
-        # Of two at once each would find, and let expire, only the one before both.
-        await connection.execute(_LOCK_TENANT, {"tenant": tenant_id})
+    # Of two at once each would find, and let expire, only the one before both.
+    await lock_secrets(connection, database, tenant_id)
     now = await read_now(connection, database)
     before = await read_secrets(connection, database, tenant_id)
     if before and before[0]["sealed"] == new.sealed:

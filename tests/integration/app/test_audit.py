@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from cryptography.fernet import Fernet
 
 from app.lifecycle import audit
 from app.lifecycle.audit import without_secrets
@@ -53,6 +54,28 @@ async def entries(api: Door, **query: Any) -> list[dict[str, Any]]:
     answer = await api.client.get("/openapi/audit", params=query, headers=ROOT)
     assert answer.status_code == 200, answer.text
     return list(reversed(answer.json()["items"]))
+
+
+async def test_a_change_of_webhook_secrets_tells_what_signed_before_and_after(
+    migrated_engine: Engine,
+) -> None:
+    sealing = {"secret_keys": Fernet.generate_key().decode()}
+    async with door(migrated_engine, api_keys=f"root:{ROOT_KEY}", **sealing) as api:
+        path = "/openapi/webhook-secret"
+        answers = [
+            await do(api, "PUT", path, {}),
+            await do(api, "POST", f"{path}/rotate", {"kind": "ed25519"}),
+            await do(api, "PUT", path, {}),
+            await do(api, "DELETE", path),
+        ]
+        assert [answer.status_code for answer in answers] == [200] * 4, answers
+        shown = [[one["masked"] or one["publicKey"] for one in a.json()["items"]] for a in answers]
+        found = [one for one in await entries(api) if one["action"].startswith("webhook_secret.")]
+        assert [one["after"]["signs"] for one in found] == shown
+        assert [one["before"]["signs"] for one in found] == [[], *shown[:-1]]
+        secrets = [one["secret"] for a in answers for one in a.json()["items"] if one["secret"]]
+        assert len(secrets) == 3
+        assert not [one for one in secrets if one in str(found)]
 
 
 async def test_each_verb_of_a_job_is_one_entry(api: Door) -> None:
