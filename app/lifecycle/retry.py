@@ -99,7 +99,7 @@ def _begun(schedule_seconds: tuple[float, ...], owed_ms: int) -> int:
     The first is made at once, whatever the schedule begins with.
     """
     moments = accumulate((0.0, *schedule_seconds[1:]))
-    return sum(int(moment * 1000 * SHORTEST) <= owed_ms for moment in moments)
+    return sum(int(moment * 1000 * SHORTEST) <= max(0, owed_ms) for moment in moments)
 
 
 def longest_wait_ms(schedule_seconds: tuple[float, ...]) -> int:
