@@ -130,7 +130,10 @@ class Settings(BaseSettings):
         300.0, ge=15, description="a worker that accepts but never answers is dead after this"
     )
     misfire_grace_seconds: float = Field(
-        10.0, ge=0, le=300, description="a fire that is decided later than this was missed"
+        10.0,
+        ge=0,
+        le=300,
+        description="with a fire that is later than this, those that are due were missed",
     )
     min_interval_ms: int = Field(100, ge=1, description="shortest intervalMs of a schedule")
     retention_days: float = Field(30.0, gt=0, description="finished jobs are kept this long")

@@ -187,7 +187,8 @@ def submit(
         int | None, typer.Option(help="Most to make up for (with all).", min=1)
     ] = None,
     misfire_spacing: Annotated[
-        str | None, typer.Option(help="Between those made up for (with all), as 30s.")
+        str | None,
+        typer.Option(help="Between those made up for (with all), as 30s; 1s by default."),
     ] = None,
     catch_up_window: Annotated[
         str | None, typer.Option(help="Make up for nothing older, as 2h.")

@@ -81,10 +81,14 @@ class SubmitJob(Wire):
     )
     misfire_cap: int | None = Field(None, ge=1, le=1000, strict=True, description="For `all`: 100.")
     misfire_spacing_ms: int | None = Field(
-        None, ge=0, le=86_400_000, strict=True, description="For `all`: 0."
+        None, ge=0, le=86_400_000, strict=True, description="For `all`: 1000. 0: all at once."
     )
     catch_up_window_ms: int | None = Field(
-        None, ge=1, le=MAX_DELAY_MS, strict=True, description="Older fires are never made up for."
+        None,
+        ge=1,
+        le=MAX_DELAY_MS,
+        strict=True,
+        description="No older fire runs; under 1000 is 1000.",
     )
     overlap_policy: OverlapPolicy | None = Field(
         None, description="`skip` by default: what becomes of a fire while a run goes on."

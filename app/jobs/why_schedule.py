@@ -20,7 +20,7 @@ _BECAUSE: Final = {
     "misfire_skip": "they were missed, and its misfirePolicy is skip",
     "misfire_once": "they were missed, and one later fire stands for all of them",
     "over_cap": "they were missed, and more than its misfireCap were",
-    "outside_window": "they were missed, and are older than its catchUpWindowMs",
+    "outside_window": "they were late or missed, and older than its catchUpWindowMs",
     OVERLAP: "another run of it went on",
     PAUSED: "it was paused",
 }

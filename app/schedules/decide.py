@@ -17,7 +17,7 @@ from app.schedules.zone import zone_clock
 
 FIXED_DELAY: Final = "fixedDelay"
 DEFAULT_CAP: Final = 100
-DEFAULT_SPACING_MS: Final = 0
+DEFAULT_SPACING_MS: Final = 1000
 OVERLAP: Final = "overlap"
 
 Row = Mapping[Any, Any]
@@ -164,12 +164,13 @@ def _decide_delay(row: Row, left: int | None) -> Decision:
 
 
 def _rule_of(row: Row, grace_ms: int) -> MisfireRule:
+    spacing = row["misfire_spacing_ms"]
     return MisfireRule(
         policy=row["misfire_policy"],
         grace_ms=grace_ms,
         window_ms=row["catch_up_ms"],
         cap=DEFAULT_CAP if row["misfire_cap"] is None else row["misfire_cap"],
-        spacing_ms=row["misfire_spacing_ms"] or DEFAULT_SPACING_MS,
+        spacing_ms=DEFAULT_SPACING_MS if spacing is None else spacing,
     )
 
 

@@ -16,6 +16,8 @@ Reason = Literal["misfire_skip", "misfire_once", "over_cap", "outside_window", "
 
 MOST_AHEAD: Final = 1000
 """Fires that are decided before they are due, at once."""
+PUNCTUAL_MS: Final = 1000
+"""A fire that is late by no more is on time: no window, however short, passes over it."""
 
 
 class Times(Protocol):
@@ -69,10 +71,13 @@ class Between:
 class MisfireRule:
     """What becomes of fires that were missed.
 
-    A fire is missed when it is decided more than `grace_ms` after it was due; fires that are not
-    run as usual. `skip` runs none of the missed, `once` one for all that are due, the latest;
-    `all` runs them all, the newest `cap`, with `spacing_ms` between them. What is older than
-    `window_ms` is never run (None: no limit).
+    Nobody was there if some fire is decided more than `grace_ms` after it was due. Then all that
+    are due were missed, but for the newest if it is within the grace: that one is due now, and
+    runs as usual. Otherwise what is late is not missed, and runs as usual.
+
+    `skip` runs none of the missed, `once` one for all that are due, the latest; `all` runs them
+    all, the newest `cap`, with `spacing_ms` between them. What is older than `window_ms` (None:
+    no limit; at least `PUNCTUAL_MS`) is never run, missed or not.
     """
 
     policy: Policy = "once"
@@ -131,33 +136,29 @@ def plan(
     newest = times.previous_before(until + ahead_ms + 1)
     if newest is None or newest <= cursor_ms:
         return Plan(cursor_ms, times.next_after(cursor_ms))
-    missed_until = max(cursor_ms, until - rule.grace_ms - 1)
-    too_old_until = (
-        cursor_ms
-        if rule.window_ms is None
-        else min(missed_until, max(cursor_ms, until - rule.window_ms - 1))
-    )
+    too_old_until = cursor_ms
+    if rule.window_ms is not None:
+        too_old_until = max(cursor_ms, until - max(rule.window_ms, PUNCTUAL_MS) - 1)
+    usual_after = max(too_old_until, _missed_until(times, rule, cursor_ms, until))
     passed = [_pass(times, cursor_ms, too_old_until, "outside_window")]
-    missed = times.count(too_old_until, missed_until)
-    on_time_after = missed_until
     late: list[int] = []
-    if missed:
+    if times.count(too_old_until, usual_after):
         match rule.policy:
             case "skip":
-                passed.append(_pass(times, too_old_until, missed_until, "misfire_skip"))
+                passed.append(_pass(times, too_old_until, usual_after, "misfire_skip"))
             case "once":
                 late = _newest(times, too_old_until, until, 1)
                 passed.append(_pass(times, too_old_until, late[0] - 1, "misfire_once"))
-                on_time_after = late[0]
+                usual_after = until
             case "all":
-                late = _newest(times, too_old_until, missed_until, rule.cap)
-                first = late[0] if late else missed_until + 1
+                late = _newest(times, too_old_until, usual_after, rule.cap)
+                first = late[0] if late else usual_after + 1
                 passed.append(_pass(times, too_old_until, first - 1, "over_cap"))
     runs = [
         Run(nominal, now_ms + number * rule.spacing_ms, missed=True)
         for number, nominal in enumerate(late)
     ]
-    due = _each(times, on_time_after, min(until, newest))
+    due = _each(times, usual_after, min(until, newest))
     not_due_after = max(cursor_ms, until)
     ahead = _newest(times, not_due_after, newest, MOST_AHEAD)
     if len(ahead) == MOST_AHEAD:
@@ -170,6 +171,17 @@ def plan(
         tuple(one for one in passed if one is not None),
     )
     return decided if fires_left is None else _end_after(decided, fires_left)
+
+
+def _missed_until(times: Times, rule: MisfireRule, cursor_ms: int, until_ms: int) -> int:
+    """Return up to when the fires after the cursor were missed: the cursor itself if none was."""
+    first = times.next_after(cursor_ms)
+    in_grace_from = until_ms - rule.grace_ms
+    if first is None or first >= in_grace_from:
+        return cursor_ms
+    newest = times.previous_before(until_ms + 1)
+    # The newest alone may be late without being missed: one more of them would be a burst.
+    return until_ms if newest is None or newest < in_grace_from else newest - 1
 
 
 def pass_over(times: Times, *, cursor_ms: int, now_ms: int, reason: Reason) -> Plan:

@@ -16,7 +16,7 @@ from app.lifecycle.moves.fire import read_plan_row
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
-from app.schedules.decide import decide, first_fire, times_of
+from app.schedules.decide import DEFAULT_SPACING_MS, decide, first_fire, times_of
 from app.schedules.spawn import fire_locked
 from app.schedules.zone import zone_clock
 from tests.integration.app.rig import Door, change, door, new_term, rows_of, value_of
@@ -103,6 +103,92 @@ async def test_a_three_hour_outage_ends_as_the_policies_say(
                 len(late) - 1
             )
         assert await api.parts.spawner.fire_due(term) == 0
+
+
+FAST = {
+    # misfire, overlap -> how many children of an 18 s outage of a schedule each second, of which
+    # wait; skipped by reason. The last fire is due now.
+    ("skip", "skip"): (1, 0, {"misfire_skip": 17}),
+    ("skip", "queue"): (1, 0, {"misfire_skip": 17}),
+    ("skip", "allow"): (1, 0, {"misfire_skip": 17}),
+    ("skip", "replace"): (1, 0, {"misfire_skip": 17}),
+    ("once", "skip"): (1, 0, {"misfire_once": 17}),
+    ("once", "queue"): (1, 0, {"misfire_once": 17}),
+    ("once", "allow"): (1, 0, {"misfire_once": 17}),
+    ("once", "replace"): (1, 0, {"misfire_once": 17}),
+    ("all", "skip"): (4, 3, {"over_cap": 14}),
+    ("all", "queue"): (4, 3, {"over_cap": 14}),
+    ("all", "allow"): (4, 0, {"over_cap": 14}),
+    ("all", "replace"): (4, 3, {"over_cap": 14}),
+}
+
+
+@pytest.mark.parametrize("cron", [False, True], ids=["interval", "cron"])
+@pytest.mark.parametrize(("misfire", "overlap"), FAST)
+async def test_a_short_outage_of_a_fast_schedule_ends_as_the_policies_say(
+    migrated_engine: Engine, misfire: str, overlap: str, cron: bool
+) -> None:
+    async with door(migrated_engine) as api:
+        made, first = await each_second(
+            api,
+            cron=cron,
+            misfirePolicy=misfire,
+            overlapPolicy=overlap,
+            **({"misfireCap": 3} if misfire == "all" else {}),
+        )
+        last = first + 17_000
+        now = last + 300
+        await fired_at(api.database, made, now)
+        born = await children(api.database, made)
+        total, waiting, passed = FAST[misfire, overlap]
+        assert [one["nominal_time"] for one in born] == list(
+            range(last - (total - 1) * 1000, last + 1, 1000)
+        )
+        assert [one["status"] for one in born].count(JobStatus.BLOCKED) == waiting
+        ledger = await skips(api.database, made)
+        assert {one["reason"]: one["count"] for one in ledger} == passed
+        assert (ledger[0]["from_time"], ledger[-1]["to_time"]) == (first, last - total * 1000)
+        if misfire == "all":
+            apart = [now + number * DEFAULT_SPACING_MS for number in range(total - 1)]
+            assert [one["next_trigger_time"] for one in born] == [*apart, last]
+        assert (await schedule_row(api, made))["trigger_ts"] == last
+
+
+@pytest.mark.parametrize("misfire", ["skip", "once", "all"])
+async def test_a_change_of_the_dispatcher_loses_no_fire_of_a_fast_schedule(
+    migrated_engine: Engine, misfire: str
+) -> None:
+    async with door(migrated_engine) as api:
+        made, first = await each_second(api, misfirePolicy=misfire, overlapPolicy="allow")
+        await fired_at(api.database, made, first + 3300)
+        born = await children(api.database, made)
+        assert [one["nominal_time"] - first for one in born] == [0, 1000, 2000, 3000]
+        assert [one["next_trigger_time"] - first for one in born] == [0, 1000, 2000, 3000]
+        assert await skips(api.database, made) == []
+
+
+async def test_no_fire_older_than_a_short_window_runs(migrated_engine: Engine) -> None:
+    async with door(migrated_engine) as api:
+        fields: dict[str, Any] = {"misfirePolicy": "all", "overlapPolicy": "allow"}
+        for away in (3, 18):
+            made, first = await each_second(api, catchUpWindowMs=2000, **fields)
+            await fired_at(api.database, made, first + away * 1000 + 300)
+            born = await children(api.database, made)
+            assert [one["nominal_time"] - first for one in born] == [
+                away * 1000 - 1000,
+                away * 1000,
+            ]
+            assert [(one["reason"], one["count"]) for one in await skips(api.database, made)] == [
+                ("outside_window", away - 1)
+            ]
+
+
+async def each_second(api: Door, *, cron: bool = False, **fields: Any) -> tuple[int, int]:
+    """Submit a schedule each second of which no fire is decided; return it and its first fire."""
+    timing = {"cronExpr": "* * * * * *"} if cron else {"intervalMs": 1000}
+    made = await api.submitted(**timing, **fields)
+    row = await schedule_row(api, made)
+    return made, int(row["next_trigger_time"])
 
 
 async def schedule_row(api: Door, schedule: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from app.schedules.interval import IntervalTimes
 from app.schedules.misfire import (
     MOST_AHEAD,
+    PUNCTUAL_MS,
     Between,
     MisfireRule,
     Passed,
@@ -100,6 +102,78 @@ def test_after_an_outage_the_policy_decides(
     assert decided == Plan(NOON, NOON + HOUR, tuple(runs), tuple(passed))
 
 
+# Each second, away from 0:00 to 1:00.3, where 10 s are the grace.
+AWAY = 60_300
+LAST = Run(60_000, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("rule", "runs", "passed"),
+    [
+        (MisfireRule("skip"), [LAST], [Passed(1000, 59_000, 59, "misfire_skip")]),
+        (
+            MisfireRule("once"),
+            [Run(60_000, AWAY, missed=True)],
+            [Passed(1000, 59_000, 59, "misfire_once")],
+        ),
+        (
+            MisfireRule("once", window_ms=2000),
+            [Run(60_000, AWAY, missed=True)],
+            [
+                Passed(1000, 58_000, 58, "outside_window"),
+                Passed(59_000, 59_000, 1, "misfire_once"),
+            ],
+        ),
+        (
+            MisfireRule("all", cap=3, spacing_ms=500),
+            [
+                Run(57_000, AWAY, missed=True),
+                Run(58_000, AWAY + 500, missed=True),
+                Run(59_000, AWAY + 1000, missed=True),
+                LAST,
+            ],
+            [Passed(1000, 56_000, 56, "over_cap")],
+        ),
+        (
+            MisfireRule("all", cap=2, window_ms=4000),
+            [Run(58_000, AWAY, missed=True), Run(59_000, AWAY, missed=True), LAST],
+            [Passed(1000, 56_000, 56, "outside_window"), Passed(57_000, 57_000, 1, "over_cap")],
+        ),
+    ],
+)
+def test_an_outage_of_a_fast_schedule_leaves_one_fire_that_is_due_now(
+    rule: MisfireRule, runs: list[Run], passed: list[Passed]
+) -> None:
+    rule = replace(rule, grace_ms=10_000)
+    decided = plan(IntervalTimes(1000, 0), rule, cursor_ms=0, now_ms=AWAY)
+    assert decided == Plan(60_000, 61_000, tuple(runs), tuple(passed))
+
+
+@pytest.mark.parametrize("policy", ["skip", "once", "all"])
+def test_what_is_late_while_the_dispatcher_changes_is_not_lost(policy: Policy) -> None:
+    rule = MisfireRule(policy, grace_ms=10_000, cap=1)
+    decided = plan(IntervalTimes(1000, 0), rule, cursor_ms=0, now_ms=3300)
+    runs = tuple(Run(fire, fire) for fire in (1000, 2000, 3000))
+    assert decided == Plan(3000, 4000, runs)
+    # Even then the window holds.
+    rule = replace(rule, window_ms=1500)
+    decided = plan(IntervalTimes(1000, 0), rule, cursor_ms=0, now_ms=3300)
+    assert decided == Plan(3000, 4000, runs[1:], (Passed(1000, 1000, 1, "outside_window"),))
+
+
+@pytest.mark.parametrize("policy", ["skip", "once", "all"])
+def test_a_daily_fire_that_is_a_little_late_runs(policy: Policy) -> None:
+    day = 24 * HOUR
+    late = plan(IntervalTimes(day, 0), MisfireRule(policy), cursor_ms=0, now_ms=day + 5000)
+    assert late == Plan(day, 2 * day, (Run(day, day),))
+
+
+def test_the_shortest_window_passes_over_nothing_that_is_on_time() -> None:
+    rule = MisfireRule("once", window_ms=1)
+    for late, runs in ((PUNCTUAL_MS, [NOON]), (PUNCTUAL_MS + 1, [])):
+        assert nominal(plan(hourly(), rule, cursor_ms=ELEVEN, now_ms=NOON + late)) == runs
+
+
 def test_what_is_on_time_runs_whatever_the_policy() -> None:
     policies: tuple[Policy, ...] = ("skip", "once", "all")
     for policy in policies:
@@ -180,10 +254,10 @@ def test_a_year_away_costs_no_more_than_the_runs(times: Times, policy: Policy) -
 @settings(max_examples=300, deadline=None)
 @given(
     every=st.integers(1, 40),
-    away=st.integers(0, 400),
+    away=st.integers(0, 3000),
     policy=st.sampled_from(("skip", "once", "all")),
-    grace=st.integers(0, 100),
-    window=st.none() | st.integers(0, 400),
+    grace=st.integers(0, 100) | st.integers(1000, 3000),
+    window=st.none() | st.integers(0, 3000),
     cap=st.integers(0, 10),
     spread=st.integers(0, 50),
     ahead=st.just(0) | st.integers(0, 50),
@@ -203,10 +277,13 @@ def test_every_fire_is_decided_once_and_those_that_run_are_the_promised_ones(
     rule = MisfireRule(policy, grace_ms=grace, window_ms=window, cap=cap, spacing_ms=7)
     decided = plan(times, rule, cursor_ms=cursor, now_ms=now, spread_ms=spread, ahead_ms=ahead)
     due = list(range(cursor + every, now - spread + 1, every))
-    late = [fire for fire in due if now - (fire + spread) > grace]
-    old = [fire for fire in late if window is not None and now - (fire + spread) > window]
-    missed = late[len(old) :]
-    wanted = due[len(late) :]
+    lateness = {fire: now - (fire + spread) for fire in due}
+    least = None if window is None else max(window, PUNCTUAL_MS)
+    missed = due if any(late > grace for late in lateness.values()) else []
+    if missed and lateness[missed[-1]] <= grace:
+        missed = missed[:-1]
+    wanted = [fire for fire in due[len(missed) :] if least is None or lateness[fire] <= least]
+    missed = [fire for fire in missed if least is None or lateness[fire] <= least]
     if missed and policy == "once":
         wanted = due[-1:]
     elif missed and policy == "all":

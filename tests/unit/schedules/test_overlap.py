@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.schedules.decide import decide, spread_ms_of
+from app.schedules.decide import DEFAULT_SPACING_MS, decide, spread_ms_of
 
 EVERY = 60_000
 GRACE = 10_000
@@ -105,3 +105,20 @@ def test_missed_fires_that_are_all_made_up_for_stand_in_a_line(overlap: str) -> 
     found = decide(row, now_ms=3 * EVERY + 2 * GRACE, grace_ms=GRACE, going=0, waiting=0)
     assert [one.waits for one in found.runs] == [False, True, True]
     assert found.ledger == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "apart"),
+    [(None, DEFAULT_SPACING_MS), (0, 0), (250, 250)],
+    ids=["default", "none", "own"],
+)
+def test_missed_fires_that_are_made_up_for_begin_apart(told: int | None, apart: int) -> None:
+    row = ROW | {
+        "misfire_policy": "all",
+        "overlap_policy": "allow",
+        "misfire_spacing_ms": told,
+    }
+    now = 3 * EVERY + 2 * GRACE
+    found = decide(row, now_ms=now, grace_ms=GRACE, going=0, waiting=0)
+    assert [one.due_ms for one in found.runs] == [now, now + apart, now + 2 * apart]
+    assert DEFAULT_SPACING_MS > 0
