@@ -112,7 +112,11 @@ class Changes:
     async def _cancel(self, caller: Caller, job_id: int) -> None:
         asked = _asked(caller, job_id, "cancel")
         changed = await self._write(
-            "cancel", asked, lambda connection: cancel_job(connection, self._database, asked)
+            "cancel",
+            asked,
+            lambda connection: cancel_job(
+                connection, self._database, asked, close_schedule=self._schedules.close
+            ),
         )
         announce(self._ground, "cancel", [(job_id, changed)])
 
@@ -126,11 +130,13 @@ class Changes:
         """
         asked = _asked(caller, job_id, verb)
         missed = _missed(parse_object(body)) if body.strip() else None
+        outcome = Outcome()
 
         async def resume(connection: AsyncConnection, job: RowMapping) -> Changed:
-            return await self._schedules.resume(connection, job, asked, missed or "skip")
+            return await self._schedules.resume(connection, job, asked, missed or "skip", outcome)
 
         async def work(connection: AsyncConnection) -> Answer:
+            outcome.fired.clear()  # what an earlier try did was taken back
             return await hold_job(
                 connection,
                 self._database,
@@ -141,6 +147,7 @@ class Changes:
             )
 
         changed = await self._write(verb, asked, work)
+        self._schedules.tell(outcome)
         announce(self._ground, verb, [(job_id, changed)])
         return await self._look(caller, job_id)
 

@@ -207,7 +207,13 @@ class Skipped(Wire):
     to: Timestamp
     count: Int64
     reason: Literal[
-        "misfire_skip", "misfire_once", "over_cap", "outside_window", "paused", "overlap"
+        "misfire_skip",
+        "misfire_once",
+        "over_cap",
+        "outside_window",
+        "paused",
+        "overlap",
+        "cancelled",
     ]
 
 

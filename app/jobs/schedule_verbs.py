@@ -96,7 +96,7 @@ class Outcome:
 
 
 class ScheduleVerbs:
-    """Resumes, changes and triggers schedules; each method runs inside a transaction."""
+    """Resumes, changes, triggers and closes schedules; each method runs inside a transaction."""
 
     def __init__(self, ground: Ground) -> None:
         self._database = ground.database
@@ -116,21 +116,65 @@ class ScheduleVerbs:
         job: RowMapping,
         asked: Asked,
         missed: Literal["skip", "catchUp"],
+        outcome: Outcome,
     ) -> Changed:
         """Let a paused schedule fire again; what it missed is put on record, or made up for."""
         changes: dict[str, Any] = {}
         if missed == "skip":
             changes = await self._pass_over(connection, job, until_ms=job["now_ms"])
         await move_job(connection, job, asked, JobStatus.SCHEDULED, changes)
+        if missed == "catchUp":
+            await self._catch_up(connection, job["id"], outcome)
         return Changed(job["queue_id"], job["priority"])
 
+    async def _catch_up(
+        self, connection: AsyncConnection, schedule_id: int, outcome: Outcome
+    ) -> None:
+        """Decide by the misfire policy what a pause has missed, however short it was.
+
+        Nobody was there on purpose, so there is no grace: left to the spawner, what is late by
+        less would all run.
+        """
+        row = await read_plan_row(connection, self._database, schedule_id)
+        if not _may_have_undecided(row, now_ms=row["now_ms"]):
+            return
+        done = await fire_locked(
+            connection, self._database, [row], grace_ms=0, token=new_token(), term=None
+        )
+        outcome.fired.append(done.fired)
+
+    async def close(self, connection: AsyncConnection, job: RowMapping) -> dict[str, Any]:
+        """Put on record the fires of a cancelled schedule that nobody has decided.
+
+        Return the columns that change. What is put off past now is no fire that will run either.
+        """
+        row = await read_plan_row(connection, self._database, job["id"])
+        try:
+            changes = await self._pass_over(
+                connection,
+                job,
+                until_ms=job["now_ms"] + spread_ms_of(row),
+                reason="paused" if job["status"] == JobStatus.PAUSED else "cancelled",
+            )
+        except Problem:
+            # Its zone is gone: what it missed cannot be told, and must not keep it from its end.
+            log.warning("missed_fires_unknown", job_id=job["id"], timezone=row["timezone"])
+            return {}
+        del changes["next_trigger_time"]
+        return changes
+
     async def _pass_over(
-        self, connection: AsyncConnection, job: RowMapping, *, until_ms: int
+        self,
+        connection: AsyncConnection,
+        job: RowMapping,
+        *,
+        until_ms: int,
+        reason: Literal["paused", "cancelled"] = "paused",
     ) -> dict[str, Any]:
         """Put on record that the fires due by then did not run; return the columns that change."""
         row = await read_plan_row(connection, self._database, job["id"])
         try:
-            decision = passed_over(row, now_ms=until_ms, reason="paused")
+            decision = passed_over(row, now_ms=until_ms, reason=reason)
         except UnknownZone as error:
             raise at_field("timezone", f"{error}; PATCH it first") from None
         skips = [(job["id"], skip_of(entry)) for entry in decision.ledger]

@@ -17,10 +17,10 @@ from app.ground import Ground
 from app.jobs.announce import announce
 from app.jobs.bulk import Scope, scope_of
 from app.jobs.bulk_schemas import BulkFilter
-from app.jobs.schedule_verbs import ScheduleVerbs
+from app.jobs.schedule_verbs import Outcome, ScheduleVerbs
 from app.lifecycle.lists import Matching, next_matching
 from app.lifecycle.moves.guard import Asked, Changed
-from app.lifecycle.moves.sweep import Swept, sweep
+from app.lifecycle.moves.sweep import Calendar, Swept, sweep
 from app.lifecycle.operations import (
     Operation,
     OperationStatus,
@@ -195,7 +195,7 @@ class Sweeper:
                 found,
                 term=term,
                 token=token,
-                resume_schedule=self._resume_schedule,
+                calendar=Calendar(self._resume_schedule, self._schedules.close),
                 statuses=_scope(operation).statuses,
                 broken=broken,
             )
@@ -204,7 +204,8 @@ class Sweeper:
     async def _resume_schedule(
         self, connection: AsyncConnection, job: RowMapping, asked: Asked
     ) -> Changed:
-        return await self._schedules.resume(connection, job, asked, "skip")
+        # What is skipped fires nothing that were to be told.
+        return await self._schedules.resume(connection, job, asked, "skip", Outcome())
 
     async def _fail(self, operation: Operation, error: Exception) -> None:
         ended = await self._database.write(

@@ -138,12 +138,16 @@ def decide(
     return _decision(row, Plan(cursor, following, (), passed), runs, lapped, replaces)
 
 
-def passed_over(row: Row, *, now_ms: int, reason: Literal["paused"]) -> Decision:
+def passed_over(row: Row, *, now_ms: int, reason: Literal["paused", "cancelled"]) -> Decision:
     """Decide that none of the fires until now runs."""
+    if fires_left(row) == 0:
+        return Decision(row["trigger_ts"], None, ended=True)
     times = times_of(row)
     if times is None:
         due = row["next_trigger_time"]
-        if due is None or due > now_ms:
+        if due is not None and row["start_at"] is not None:
+            due = max(due, row["start_at"])
+        if due is None or due > now_ms or is_past_end(row, due):
             return Decision(row["trigger_ts"], due)
         entry = Entry(due, due, 1, reason)
         return Decision(due, now_ms + row["interval_ms"], ledger=(entry,), last=entry)

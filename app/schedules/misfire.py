@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 Policy = Literal["skip", "once", "all"]
-Reason = Literal["misfire_skip", "misfire_once", "over_cap", "outside_window", "paused"]
+Reason = Literal[
+    "misfire_skip", "misfire_once", "over_cap", "outside_window", "paused", "cancelled"
+]
 
 
 MOST_AHEAD: Final = 1000
@@ -185,7 +187,7 @@ def _missed_until(times: Times, rule: MisfireRule, cursor_ms: int, until_ms: int
 
 
 def pass_over(times: Times, *, cursor_ms: int, now_ms: int, reason: Reason) -> Plan:
-    """Decide that no fire after the cursor up to now runs: when a paused schedule goes on, say."""
+    """Decide that no fire after the cursor up to now runs: a paused schedule goes on, or ends."""
     passed = _pass(times, cursor_ms, now_ms, reason)
     cursor = cursor_ms if passed is None else passed.last_ms
     return Plan(cursor, times.next_after(cursor), passed=() if passed is None else (passed,))

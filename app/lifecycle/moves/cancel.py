@@ -7,7 +7,8 @@ not run twice at once.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -40,12 +41,22 @@ _END_LOG: Final = text(
 _STARTED: Final = text("SELECT started_at FROM job_log WHERE execution_id = :execution")
 
 
+CloseSchedule = Callable[[AsyncConnection, RowMapping], Awaitable[Mapping[str, Any]]]
+"""Puts on record what a schedule will not decide any more; returns the columns that change."""
+
+
+async def _tasks_alone(_connection: AsyncConnection, job: RowMapping) -> Mapping[str, Any]:
+    """Stand for it where the caller knows that it cancels tasks alone."""
+    raise RuntimeError(f"job {job['id']} is a schedule")
+
+
 async def cancel_job(
     connection: AsyncConnection,
     database: Database,
     asked: Asked,
     *,
     message: str = MESSAGE,
+    close_schedule: CloseSchedule = _tasks_alone,
 ) -> Changed | NotPossible | Unknown:
     """End a job as CANCELLED; one that is so already stays as it is.
 
@@ -56,7 +67,7 @@ async def cancel_job(
         return job
     now = job["now_ms"]
     running = job["status"] == JobStatus.RUNNING and job["execution_id"] is not None
-    changes = {
+    changes: dict[str, Any] = {
         "error_code": CODE,
         "error_message": message,
         "finished_at": now,
@@ -64,6 +75,8 @@ async def cancel_job(
     }
     if running:
         changes["stopping_execution_id"] = job["execution_id"]
+    if job["kind"] == JobKind.SCHEDULE:
+        changes |= await close_schedule(connection, job)
     await move_job(connection, job, asked, target_of("cancel", job), changes)
     if job["kind"] == JobKind.SCHEDULE:
         return Changed(job["queue_id"], job["priority"])

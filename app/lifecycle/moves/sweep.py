@@ -17,7 +17,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.lists import Matching
-from app.lifecycle.moves.cancel import cancel_job
+from app.lifecycle.moves.cancel import CloseSchedule, cancel_job
 from app.lifecycle.moves.guard import Asked, Changed, NotPossible, Unknown, WrongKind
 from app.lifecycle.moves.hold import hold_job
 from app.lifecycle.moves.redeliver import redeliver_failed
@@ -30,30 +30,39 @@ from app.plumbing.database import NOW_MS, Database
 CATCH_UP_MS: Final = 250
 """How far a step that came late may draw the next one nearer, to keep the rate on average."""
 
-ResumeSchedule = Callable[[AsyncConnection, RowMapping, Asked], Awaitable[Changed]]
-"""Lets a schedule whose row is locked fire again; only what knows its calendar can."""
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """What is done to a schedule whose row is locked; only what knows its calendar can."""
+
+    resume: Callable[[AsyncConnection, RowMapping, Asked], Awaitable[Changed]]
+    close: CloseSchedule
+
+
 _Answer = Changed | NotPossible | Unknown | WrongKind
-_Move = Callable[[AsyncConnection, Database, Asked, ResumeSchedule], Awaitable[_Answer]]
+_Move = Callable[[AsyncConnection, Database, Asked, Calendar], Awaitable[_Answer]]
 
 
 async def _resume(
-    connection: AsyncConnection, database: Database, asked: Asked, resume_schedule: ResumeSchedule
+    connection: AsyncConnection, database: Database, asked: Asked, calendar: Calendar
 ) -> _Answer:
     async def resume(connection: AsyncConnection, job: RowMapping) -> Changed:
-        return await resume_schedule(connection, job, asked)
+        return await calendar.resume(connection, job, asked)
 
     return await hold_job(connection, database, asked, "resume", resume_schedule=resume)
 
 
 async def _redeliver(
-    connection: AsyncConnection, database: Database, asked: Asked, _: ResumeSchedule
+    connection: AsyncConnection, database: Database, asked: Asked, _: Calendar
 ) -> _Answer:
     answer, _count = await redeliver_failed(connection, database, asked)
     return answer
 
 
 _MOVES: Final[Mapping[str, _Move]] = {
-    "cancel": lambda connection, database, asked, _: cancel_job(connection, database, asked),
+    "cancel": lambda connection, database, asked, calendar: cancel_job(
+        connection, database, asked, close_schedule=calendar.close
+    ),
     "retry": lambda connection, database, asked, _: reopen_job(connection, database, asked),
     "pause": lambda connection, database, asked, _: hold_job(connection, database, asked, "pause"),
     "resume": _resume,
@@ -96,7 +105,7 @@ async def sweep(
     *,
     term: int,
     token: str,
-    resume_schedule: ResumeSchedule,
+    calendar: Calendar,
     statuses: Container[int],
     broken: str | None = None,
 ) -> Swept | None:
@@ -130,7 +139,7 @@ async def sweep(
         else:
             asked = Asked(job_id, operation.tenant_id, token)
             move = _MOVES[operation.action]
-            _count(swept, job_id, await move(connection, database, asked, resume_schedule))
+            _count(swept, job_id, await move(connection, database, asked, calendar))
     now = row["now_ms"]
     finished, after = found.onward or max(found.turns, default=operation.after)
     earliest = max(row["resume_at"], now - CATCH_UP_MS)

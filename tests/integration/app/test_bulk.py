@@ -19,7 +19,7 @@ from app.lifecycle.lists import Matching
 from app.lifecycle.moves import sweep as sweep_file
 from app.lifecycle.moves.guard import Asked, Changed
 from app.lifecycle.moves.submit import insert_jobs
-from app.lifecycle.moves.sweep import ResumeSchedule, Swept, sweep
+from app.lifecycle.moves.sweep import Calendar, Swept, sweep
 from app.lifecycle.operations import MOST_OPEN, Operation, open_operations
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
 from app.lifecycle.token import new_token
@@ -40,6 +40,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
+from tests.integration.app.test_schedules import moved_back, skips
 from tests.support.engines import Engine, migrated
 from tests.support.wait import until_async
 
@@ -417,6 +418,10 @@ async def no_schedule(_connection: AsyncConnection, job: RowMapping, _asked: Ask
     raise AssertionError(f"job {job['id']} is a schedule")
 
 
+async def no_close(_connection: AsyncConnection, job: RowMapping) -> dict[str, Any]:
+    raise AssertionError(f"job {job['id']} is a schedule")
+
+
 async def swept(
     database: Database,
     operation: Operation,
@@ -433,10 +438,22 @@ async def swept(
             found,
             term=term,
             token=new_token(),
-            resume_schedule=no_schedule,
+            calendar=Calendar(no_schedule, no_close),
             statuses=statuses,
         )
     )
+
+
+async def test_a_schedule_that_is_cancelled_with_many_leaves_what_was_undecided_on_record(
+    api: Door,
+) -> None:
+    made = await api.submitted(intervalMs=HOUR_MS)
+    await moved_back(api.database, made, 2 * HOUR_MS)
+    told = await carried_out(api, await started(api, "cancel", {"handler": "echo"}))
+    assert (told["status"], told["changed"]) == ("SUCCEEDED", 1)
+    assert [(one["count"], one["reason"]) for one in await skips(api.database, made)] == [
+        (2, "cancelled")
+    ]
 
 
 async def test_jobs_that_refuse_are_counted_by_reason(api: Door) -> None:
@@ -600,9 +617,9 @@ async def test_a_job_whose_move_raises_is_passed_over_and_counted(
     whole = sweep_file._MOVES["cancel"]
 
     async def breaks(
-        connection: AsyncConnection, database: Database, asked: Asked, resume: ResumeSchedule
+        connection: AsyncConnection, database: Database, asked: Asked, calendar: Calendar
     ) -> Any:
-        answer = await whole(connection, database, asked, resume)
+        answer = await whole(connection, database, asked, calendar)
         if asked.job_id == jobs[3]:
             raise ValueError("this one cannot be moved")
         return answer

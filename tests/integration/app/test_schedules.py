@@ -23,7 +23,7 @@ from app.plumbing.bus import ENDED, WAKE, Signal
 from app.plumbing.database import Database
 from app.plumbing.sealed import draw_key
 from app.plumbing.times import rfc3339
-from app.schedules.decide import spread_ms_of
+from app.schedules.decide import DEFAULT_SPACING_MS, spread_ms_of
 from app.schedules.spawn import fire_locked
 from tests.integration.app.rig import (
     Door,
@@ -808,8 +808,8 @@ async def test_patch_of_a_paused_fixed_delay_leaves_what_is_due_to_its_resume(
     assert await children(api.database, made) == []
     resumed = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "catchUp"})
     assert resumed.status_code == 200, resumed.text
-    assert await fired(api) == 1
     assert len(await children(api.database, made)) == 1
+    assert await fired(api) == 0
 
 
 async def test_what_waits_runs_once_its_schedule_lets_runs_overlap(api: Door) -> None:
@@ -968,3 +968,96 @@ async def test_what_is_repeated_after_an_unknown_commit_is_done_once(api: Door) 
         for _ in range(2)
     ]
     assert first["id"] == again["id"]
+
+
+MINUTE = 60_000
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+@pytest.mark.parametrize(
+    ("policy", "runs", "passed"),
+    [
+        ("skip", 0, {"misfire_skip": 3}),
+        ("once", 1, {"misfire_once": 2}),
+        ("all", 2, {"over_cap": 1}),
+    ],
+)
+async def test_what_a_pause_missed_is_made_up_for_by_the_policy_however_short_it_was(
+    migrated_engine: Engine, policy: str, overlap: str, runs: int, passed: dict[str, int]
+) -> None:
+    """The pause is shorter than what is late without being missed after an outage."""
+    async with door(migrated_engine, misfire_grace_seconds=300) as api:
+        cap = {"misfireCap": 2} if policy == "all" else {}
+        made = await schedule_of(
+            api, intervalMs=MINUTE, misfirePolicy=policy, overlapPolicy=overlap, **cap
+        )
+        await api.client.post(f"/openapi/jobs/{made}/pause")
+        await moved_back(api.database, made, 3 * MINUTE + MINUTE // 2)
+        told: list[Signal] = []
+        api.parts.ground.bus.subscribe(WAKE, told.append)
+        resumed = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "catchUp"})
+        assert (resumed.status_code, resumed.json()["status"]) == (200, "SCHEDULED")
+        born = await children(api.database, made)
+        assert len(born) == runs
+        assert bool(told) == bool(runs)
+        row = (await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=made))[0]
+        if runs:
+            assert born[-1]["nominal_time"] == row["trigger_ts"], "the latest runs"
+        due = [one["next_trigger_time"] for one in born]
+        assert due == [due[0] + number * DEFAULT_SPACING_MS for number in range(runs)]
+        ledger = await skips(api.database, made)
+        assert {one["reason"]: one["count"] for one in ledger} == passed
+        assert row["next_trigger_time"] == row["trigger_ts"] + MINUTE
+
+
+async def test_a_pause_that_missed_the_last_fires_of_a_schedule_ends_it(api: Door) -> None:
+    made = await schedule_of(api, maxFires=1)
+    await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, HOUR)
+    told: list[Signal] = []
+    api.parts.ground.bus.subscribe(ENDED, told.append)
+    resumed = await api.client.post(f"/openapi/jobs/{made}/resume", json={"missed": "catchUp"})
+    assert (resumed.status_code, resumed.json()["status"]) == (200, "SUCCEEDED")
+    assert told == [[[made, ""]]]
+    assert len(await children(api.database, made)) == 1
+
+
+@pytest.mark.parametrize("jitter", [0, 24 * HOUR])
+@pytest.mark.parametrize("paused", [False, True])
+async def test_cancel_puts_on_record_what_nobody_has_decided(
+    api: Door, paused: bool, jitter: int
+) -> None:
+    made = await schedule_of(api, jitterMs=jitter)
+    if paused:
+        await api.client.post(f"/openapi/jobs/{made}/pause")
+    await moved_back(api.database, made, 3 * HOUR)
+    await api.client.post(f"/openapi/jobs/{made}/cancel")
+    answer = await api.client.post(f"/openapi/jobs/{made}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (200, "CANCELLED")
+    (row,) = (await api.client.get(f"/openapi/jobs/{made}/skips")).json()["items"]
+    assert (row["count"], row["reason"]) == (3, "paused" if paused else "cancelled")
+    assert row["to"] == answer.json()["schedule"]["decidedUntil"]
+    assert await children(api.database, made) == []
+
+
+async def test_cancel_leaves_no_record_of_what_is_no_fire(api: Door) -> None:
+    idle = await schedule_of(api)
+    delay = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    ended = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    late = await schedule_of(api, intervalMs=HOUR, intervalMode="fixedDelay")
+    counted = await schedule_of(api, maxFires=1)
+    gone = await schedule_of(api, cronExpr="0 * * * *")
+    for made in (ended, late, counted, gone):
+        await moved_back(api.database, made, 2 * HOUR)
+    await change(
+        api.database,
+        "UPDATE job_info SET end_at = next_trigger_time - 1 WHERE id = :id",
+        id=ended,
+    )
+    await change(api.database, "UPDATE job_info SET fires = 1 WHERE id = :id", id=counted)
+    await change(api.database, "UPDATE job_info SET timezone = 'Mars/One' WHERE id = :id", id=gone)
+    for made in (idle, delay, ended, counted, gone, late):
+        answer = await api.client.post(f"/openapi/jobs/{made}/cancel")
+        assert (answer.status_code, answer.json()["status"]) == (200, "CANCELLED"), answer.text
+        wanted = [(1, "cancelled")] if made == late else []
+        assert [(one["count"], one["reason"]) for one in await skips(api.database, made)] == wanted
