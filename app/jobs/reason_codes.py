@@ -26,6 +26,7 @@ class ReasonCode(StrEnum):
     LAST_FIRE_MISSED = "last_fire_missed"
     LAST_FIRE_PAUSED = "last_fire_paused"
     NO_FIRE_LEFT = "no_fire_left"
+    FIRED_LATE = "fired_late"
     WAITS_FOR_CHILDREN = "waits_for_children"
     STOPPING_EXECUTION = "stopping_execution"
     REDIS_AWAY = "redis_away"
@@ -112,6 +113,11 @@ MEANING: Final[dict[ReasonCode, tuple[str, str]]] = {
         "the schedule is SUCCEEDED, or next will be: it has no more times (`endAt`, `maxFires`, or "
         "its expression)",
         "submit a new one",
+    ),
+    _C.FIRED_LATE: (
+        "its schedule made it later than its time: no dispatcher fired schedules then, or the "
+        "schedule was paused or could not be planned (with the `jitterMs` of now)",
+        "nothing; `misfirePolicy` and `catchUpWindowMs` say what is made up for",
     ),
     _C.WAITS_FOR_CHILDREN: ("it is a group: its children have not all ended", "explain those"),
     _C.STOPPING_EXECUTION: (

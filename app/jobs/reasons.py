@@ -10,7 +10,7 @@ from app.jobs.stories import clipped, span
 from app.jobs.why_dispatch import why_not_dispatched
 from app.jobs.why_ended import ENDED, how_it_ended, what_became_of_its_callback
 from app.jobs.why_running import why_running, why_still_stopping
-from app.jobs.why_schedule import paused, why_schedule
+from app.jobs.why_schedule import fired_late, paused, why_schedule
 from app.jobs.why_workers import why_not_taken
 from app.lifecycle.evidence import Evidence
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus, sources
@@ -41,7 +41,7 @@ def reasons_of(found: Evidence, told: Standings, own: DispatcherNote) -> list[Re
             reasons = why_running(found, told)
         case _:
             reasons = _waiting(found, told, own)
-    reasons += _expires(found)
+    reasons += [*_expires(found), *fired_late(found)]
     # It keeps a due job from being claimed, and is news beside anything else.
     stopping = list(why_still_stopping(found, told))
     return stopping + reasons if found.is_due else reasons + stopping

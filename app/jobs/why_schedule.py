@@ -1,4 +1,4 @@
-"""What a schedule waits for, what became of its last time, and why it has ended."""
+"""What a schedule waits for, what became of its last time, why it has ended, and who was late."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from app.jobs.reason_codes import Reason, ReasonCode
 from app.jobs.stories import span
 from app.jobs.why_ended import how_it_ended
 from app.lifecycle.evidence import CHILDREN_TOLD, Evidence
-from app.lifecycle.states import JobStatus
+from app.lifecycle.states import JobKind, JobStatus
 from app.plumbing.times import rfc3339
-from app.schedules.decide import FIXED_DELAY, OVERLAP, is_past_end, times_of
+from app.schedules.decide import FIXED_DELAY, OVERLAP, is_past_end, spread_ms_of, times_of
+from app.schedules.misfire import PUNCTUAL_MS
 
 PAUSED: Final = "paused"
 _BECAUSE: Final = {
@@ -24,6 +25,48 @@ _BECAUSE: Final = {
     OVERLAP: "another run of it went on",
     PAUSED: "it was paused",
 }
+
+
+_RUNS_LATE: Final = {
+    "skip": "Its misfirePolicy is skip: it was late, and not missed.",
+    "once": "Its misfirePolicy is once: of fires that were missed the latest runs.",
+    "all": "Its misfirePolicy is all: fires that were missed run, the newest misfireCap of them.",
+}
+
+
+def fired_late(found: Evidence) -> Iterator[Reason]:
+    """Tell of a fire that was made clearly later than its time by how much, and why it still ran.
+
+    A run that a caller asked for, by trigger or backfill, has no time that it could miss.
+    """
+    job = found.job
+    asked_for = job["child_key"] != "" or job["of_backfill"] is not None
+    if job["nominal_time"] is None or job["parent_kind"] != JobKind.SCHEDULE or asked_for:
+        return
+    spread = spread_ms_of(
+        {
+            "tenant_id": job["tenant_id"],
+            "client_request_id": job["parent_request_id"],
+            "jitter_ms": job["parent_jitter_ms"],
+        }
+    )
+    due, made = job["nominal_time"] + spread, job["created_at"]
+    if made - due <= PUNCTUAL_MS:
+        return
+    policy = job["parent_misfire_policy"]
+    details: dict[str, Any] = {"dueAt": rfc3339(due), "firedAt": rfc3339(made)}
+    details |= {"lateMs": made - due, "spreadMs": spread, "misfirePolicy": policy}
+    told = [
+        f"Its time was {rfc3339(due)}, and its schedule made it {span(made - due)} later: until "
+        "then no dispatcher fired schedules, or this one was paused or could not be planned."
+    ]
+    since = job["term_since"]
+    if job["partition_no"] == 0 and since is not None and due < since <= made:
+        details["dispatchChangedAt"] = rfc3339(since)
+        told.append(f"The dispatcher that dispatches changed meanwhile, at {rfc3339(since)}.")
+    if policy in _RUNS_LATE:
+        told.append(_RUNS_LATE[policy])
+    yield Reason(ReasonCode.FIRED_LATE, " ".join(told), details, made)
 
 
 def why_schedule(found: Evidence, schedule: RowMapping) -> list[Reason]:

@@ -39,6 +39,12 @@ _JOB: Final = {
         "j.rate_due, l.running_jobs, l.may_borrow, "
         "COALESCE(v.waits, 0) AS behind_another_fire, "
         "j.parent_id, p.kind AS parent_kind, p.status AS parent_status, "
+        "j.nominal_time, j.child_key, j.created_at, p.client_request_id AS parent_request_id, "
+        "p.jitter_ms AS parent_jitter_ms, p.misfire_policy AS parent_misfire_policy, "
+        # What was made in the range of a backfill after that was asked for is of the backfill.
+        "(SELECT MAX(b.id) FROM schedule_backfill AS b WHERE b.schedule_id = j.parent_id "
+        "AND j.nominal_time BETWEEN b.from_time AND b.to_time "
+        "AND b.created_at <= j.created_at) AS of_backfill, "
         "q.requirement, COALESCE(q.partition_no, 0) AS partition_no, t.term, "
         "t.since AS term_since, s.worker_id AS stopping_worker_id "
         "FROM job_info AS j "

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app.schedules.misfire import PUNCTUAL_MS
 from tests.integration.app.rig import opened, rows_of
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Platform
@@ -59,6 +60,15 @@ async def fires_of(database: Any, ids: list[int]) -> dict[int, list[int]]:
     return {schedule: sorted(found[schedule]) for schedule in ids}
 
 
+async def late_children(database: Any) -> list[dict[str, Any]]:
+    """Children that were made clearly after their times, some of them if they are many."""
+    return await rows_of(
+        database,
+        "SELECT id, nominal_time, created_at FROM job_info WHERE parent_id IS NOT NULL "
+        f"AND created_at > nominal_time + {PUNCTUAL_MS} ORDER BY id LIMIT 100",
+    )
+
+
 @pytest.mark.timeout(400 + 8 * SECONDS)
 async def test_each_fire_is_on_record_once_when_dispatchers_are_killed_at_random(
     engine: Engine, new_platform: NewPlatform
@@ -103,6 +113,11 @@ async def test_each_fire_is_on_record_once_when_dispatchers_are_killed_at_random
             assert times == list(range(times[0], times[-1] + 1, EVERY_MS))
             assert times[0] <= row["created_at"] + 2 * EVERY_MS
             assert times[-1] >= began + SECONDS * 1000 - 20_000
+
+        for late in await late_children(database):
+            found = platform.get(f"/openapi/jobs/{late['id']}/explain")["reasons"]
+            (told,) = [one for one in found if one["code"] == "fired_late"]
+            assert told["details"]["lateMs"] == late["created_at"] - late["nominal_time"]
 
         def all_ended() -> bool:
             counts = platform.get("/openapi/jobs?status=WAITING&limit=1")["items"]

@@ -23,6 +23,8 @@ from app.lifecycle.moves.expire import expire_jobs
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.states import ExecutionStatus, JobKind, JobStatus
 from app.plumbing.database import Database
+from app.plumbing.times import rfc3339
+from app.schedules.decide import spread_ms_of
 from oncue.protocol import Load, WorkerState, run_key, run_mark
 from tests.integration.app.rig import (
     WORKER,
@@ -35,6 +37,7 @@ from tests.integration.app.rig import (
     insert,
     new_jobs,
     new_term,
+    rows_of,
     running_job,
     settings_of,
     settled,
@@ -336,6 +339,65 @@ async def test_a_schedule_says_that_its_last_fires_fell_into_a_pause(api: Door) 
     await api.client.post(f"/openapi/jobs/{job_id}/resume")
     found = await explained(api.client, job_id)
     assert codes_of(found) == [_C.FIRES_LATER, _C.LAST_FIRE_PAUSED]
+
+
+@explains(_C.FIRED_LATE)
+async def test_a_fire_that_came_late_says_by_how_much_and_why_it_still_ran(api: Door) -> None:
+    job_id = await schedule_of(api, misfirePolicy="once", overlapPolicy="allow")
+    await fired(api, back_ms=3 * HOUR_MS + HOUR_MS // 2, schedule=job_id)
+    (child,) = await children(api.database, job_id)
+    found = await explained(api.client, child["id"])
+    assert codes_of(found)[-1] == _C.FIRED_LATE
+    told = reason(found, _C.FIRED_LATE)
+    late = child["created_at"] - child["nominal_time"]
+    assert late >= HOUR_MS // 2
+    assert told["details"]["lateMs"] == late
+    assert told["details"]["misfirePolicy"] == "once"
+    assert told["details"]["dueAt"] in told["message"]
+    assert "the latest runs" in told["message"]
+    # It stays so when it has ended.
+    await end_child(api.database, child["id"])
+    assert codes_of(await explained(api.client, child["id"])) == [
+        _C.ENDED_SUCCEEDED,
+        _C.FIRED_LATE,
+    ]
+
+
+async def test_what_was_on_time_or_asked_for_was_not_fired_late(api: Door) -> None:
+    job_id = await schedule_of(api, jitterMs=HOUR_MS, overlapPolicy="allow")
+    await fired(api, back_ms=3 * HOUR_MS, schedule=job_id)
+    (child,) = await children(api.database, job_id)
+    row = await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=job_id)
+    due = child["nominal_time"] + spread_ms_of(row[0])
+    for late, codes in ((900, set()), (1100, {_C.FIRED_LATE})):
+        await change(
+            api.database,
+            "UPDATE job_info SET created_at = :at WHERE id = :id",
+            at=due + late,
+            id=child["id"],
+        )
+        assert set(codes_of(await explained(api.client, child["id"]))) & {_C.FIRED_LATE} == codes
+    manual = (await api.client.post(f"/openapi/jobs/{job_id}/trigger")).json()["jobId"]
+    await change(
+        api.database,
+        "UPDATE job_info SET nominal_time = nominal_time - :by WHERE id = :id",
+        by=HOUR_MS,
+        id=manual,
+    )
+    assert _C.FIRED_LATE not in codes_of(await explained(api.client, manual))
+    shown = (await api.client.get(f"/openapi/jobs/{job_id}")).json()["schedule"]["decidedUntil"]
+    times = {"from": rfc3339(child["nominal_time"] - HOUR_MS), "to": shown}
+    asked = await api.client.post(f"/openapi/jobs/{job_id}/backfill", json=times)
+    assert asked.status_code == 202, asked.text
+    await api.parts.spawner.fill()
+    (filled,) = [
+        one
+        for one in await children(api.database, job_id)
+        if one["id"] not in (child["id"], manual)
+    ]
+    assert _C.FIRED_LATE not in codes_of(await explained(api.client, filled["id"]))
+    # That an own one lies in the range too changes nothing for it.
+    assert _C.FIRED_LATE in codes_of(await explained(api.client, child["id"]))
 
 
 @explains(_C.CANNOT_BE_PLANNED)
