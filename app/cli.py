@@ -22,7 +22,7 @@ from app.client.access import keys, tenants
 from app.client.show import examples, printable
 from app.client.talk import INTERRUPTED, AsJson, commands
 from app.cron_commands import commands as cron_commands
-from app.key_commands import NotMade, development_key
+from app.key_commands import DevelopmentKey, NotMade, development_key
 from app.settings import Settings, is_loopback
 from oncue.version import __version__
 
@@ -86,7 +86,7 @@ def up(
         bool,
         typer.Option(
             "--with-key",
-            help="Make an admin's key, kept in the home, and ask callers for one.",
+            help="Make the development key, kept in the home, an admin's, and ask callers for one.",
             envvar="ONCUE_WITH_KEY",
         ),
     ] = False,
@@ -285,7 +285,7 @@ def main() -> NoReturn:
 
 
 async def _up_async(
-    settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None, key: str | None
+    settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None, key: DevelopmentKey | None
 ) -> None:
     from app.embedded import WorkerProcess, when_ready, worker_environment
     from app.serve import serve
@@ -341,7 +341,7 @@ def _up(
         for busy in (settings.port, own.worker_port):
             wait_for_port(settings.host, busy, _say)
         run_migrations(settings.database_url)
-        key = _development_key(settings) if with_key else None
+        key = _development_key(settings, with_key=with_key)
         try:
             if valkey is not None:
                 valkey.start()
@@ -352,24 +352,35 @@ def _up(
         typer.echo("oncue: stopped")
 
 
-def _development_key(settings: Settings) -> str:
+def _development_key(settings: Settings, *, with_key: bool) -> DevelopmentKey | None:
+    if settings.api_keys.get_secret_value() and not with_key:
+        return None
     try:
-        return development_key(settings.database_url, settings.home)
+        return development_key(settings.database_url, settings.home, wanted=with_key)
     except NotMade as error:
         _refuse(str(error))
 
 
 def _banner(
-    api_url: str, worker_url: str, settings: Settings, own: UpSettings, key: str | None
+    api_url: str,
+    worker_url: str,
+    settings: Settings,
+    own: UpSettings,
+    key: DevelopmentKey | None,
 ) -> str:
-    keys, header = "none are asked for: `oncue keys bootstrap` or --with-key makes one", ""
-    if key is not None:
-        keys, header = (
-            f"{key}   (kept in {settings.home}/api-key)",
-            f" -H 'Authorization: Bearer {key}'",
-        )
-    elif settings.api_keys.get_secret_value():
-        keys = "those of ONCUE_API_KEYS, and of the database"
+    header = ""
+    if key is None:
+        named = "of ONCUE_API_KEYS, and " if settings.api_keys.get_secret_value() else ""
+        keys = f"those {named}of the database"
+    else:
+        keys = f"{key.key}   (kept in {settings.home}/api-key)"
+        if key.is_asked_for:
+            header = f" -H 'Authorization: Bearer {key.key}'"
+        else:
+            keys += (
+                "\n           No key is asked for until one is made: --with-key asks for this one, "
+                "`oncue keys bootstrap` makes another."
+            )
     return f"""
 Oncue is up.
 

@@ -117,8 +117,8 @@ class Gate:
         now = int(self._clock.now_ms())
         return (
             key is not None
-            and _fits(key, digest_of(bearer(request.headers)), now)
-            and not _has_ended(key, now)
+            and fits(key, digest_of(bearer(request.headers)), now)
+            and not has_ended(key, now)
             and not key.tenant_disabled
             and NEEDED[request.scope["route"].name] in allowed(key.roles)
         )
@@ -177,9 +177,9 @@ class Gate:
         if token is not None and token.kind == door.kind:
             key = await self._cache.find(token.prefix)
         now = int(self._clock.now_ms())
-        if key is None or not _fits(key, digest, now):
+        if key is None or not fits(key, digest, now):
             self._fail(door, given, address)
-        if _has_ended(key, now):
+        if has_ended(key, now):
             word = "has expired" if key.revoked_at is None else "was revoked"
             self._metrics.refused_keys.labels("ended").inc()
             raise Problem("unauthorized", f"The key {key.prefix} {word}. {door.advice}")
@@ -322,11 +322,13 @@ def bearer(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _has_ended(key: KeyRow, now_ms: int) -> bool:
+def has_ended(key: KeyRow, now_ms: int) -> bool:
+    """Tell whether a key was revoked, or has expired."""
     return key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now_ms)
 
 
-def _fits(key: KeyRow, digest: str, now_ms: int) -> bool:
+def fits(key: KeyRow, digest: str, now_ms: int) -> bool:
+    """Tell whether this is the digest of a key, or of the one before it while that works on."""
     fits = is_digest(key.digest, digest)
     fits_old = is_digest(key.old_digest, digest)
     return fits or (fits_old and key.old_until is not None and now_ms < key.old_until)

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from app.lifecycle.api_keys import KeyKind
@@ -31,10 +31,19 @@ class Token:
     """With its start, as `ock_abcdefghij`: no secret."""
 
 
-def draw_prefix(kind: KeyKind) -> str:
-    """Draw what names a key in lists and logs."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A key as its owner sends it, and what names it in lists and logs."""
+
+    prefix: str
+    key: str = field(repr=False)
+
+
+def draw(kind: KeyKind) -> Drawn:
+    """Draw a key with a prefix of its own."""
     drawn = "".join(secrets.choice(_PREFIX_LETTERS) for _ in range(PREFIX_LENGTH))
-    return _START[kind] + drawn
+    prefix = _START[kind] + drawn
+    return Drawn(prefix, draw_key(prefix))
 
 
 def draw_key(prefix: str) -> str:

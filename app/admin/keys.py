@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.caller import Caller
 from app.access.roles import Role
-from app.access.tokens import digest_of, draw_key, draw_prefix
+from app.access.tokens import Drawn, digest_of, draw, draw_key
 from app.admin.schemas import DEFAULT_ROLES, CreateKey, RotateKey
 from app.edge.bodies import parse_object
 from app.edge.paging import decode_cursor, encode_cursor
@@ -34,29 +34,35 @@ from app.plumbing.times import epoch_ms, rfc3339
 
 
 async def make_key(
-    database: Database, actor: Actor, request: CreateKey, *, tenant_id: int
+    database: Database,
+    actor: Actor,
+    request: CreateKey,
+    *,
+    tenant_id: int,
+    drawn: Drawn | None = None,
 ) -> tuple[KeyRow, str]:
     """Store a new key and return it with what its owner sends, which is kept nowhere.
+
+    `drawn` is what it shall be, if its owner has it already.
 
     Raises:
         NoSuchTenant: nothing was stored.
         DatabaseUnavailable: if it was stored, nobody knows its secret.
     """
     kind: KeyKind = "caller" if request.worker_group is None else "worker"
-    prefix = draw_prefix(kind)
-    key = draw_key(prefix)
+    made = draw(kind) if drawn is None else drawn
     new = NewKey(
-        prefix=prefix,
+        prefix=made.prefix,
         kind=kind,
         tenant_id=tenant_id,
         name=request.name,
         roles=_roles(request),
         worker_group=request.worker_group,
-        digest=digest_of(key),
+        digest=digest_of(made.key),
         expires_at=None if request.expires_at is None else epoch_ms(request.expires_at),
     )
     stored = await database.write(lambda connection: insert_key(connection, database, new, actor))
-    return stored, key
+    return stored, made.key
 
 
 def _roles(request: CreateKey) -> tuple[str, ...]:
@@ -93,8 +99,9 @@ class KeyDesk:
         roles = _roles(request)
         if caller.is_anybody and roles and (str(Role.ADMIN) not in roles or tenant_id):
             raise invalid(
-                "the first key closes the API: it must be an admin's of the tenant 0, or nobody "
-                "could make another one",
+                "the first key closes the API, so it must be an admin's of the tenant 0: make that "
+                'one first (`oncue keys create NAME --role admin`, or {"name": NAME, "roles": '
+                '["admin"]}), then this one with it (ONCUE_API_KEY, or Authorization: Bearer KEY)',
                 "/roles",
             )
         if request.expires_at is not None and epoch_ms(request.expires_at) <= self._clock.now_ms():

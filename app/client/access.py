@@ -40,16 +40,21 @@ OfTenant = Annotated[int | None, typer.Option("--tenant", help="A tenant's id.",
 @keys.command(
     name="create",
     epilog=show.examples(
-        "oncue keys create billing --role submit --role read",
+        "oncue keys create billing --role submit,read",
         "oncue keys create ops --role operate --expires 2030-01-31T00:00:00Z",
         "oncue keys create fleet --worker-group gpu",
     ),
 )
 def create_key(
-    name: Annotated[str, typer.Argument(help="Whose it is.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Argument(help="Whose it is; or --name.", show_default=False)
+    ] = None,
+    name_flag: Annotated[str | None, typer.Option("--name", help="Whose it is.")] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(help="submit, read, operate or admin; may be repeated. submit and read."),
+        typer.Option(
+            help="submit, read, operate or admin, a comma list; may be repeated. submit,read."
+        ),
     ] = None,
     tenant: OfTenant = None,
     worker_group: Annotated[
@@ -61,14 +66,17 @@ def create_key(
     api_key: ApiKey = None,
 ) -> None:
     """Make a key; it is shown once."""
+    given = [one for one in (name, name_flag) if one is not None]
+    if len(given) != 1:
+        raise typer.BadParameter("give its name once: NAME, or --name NAME")
     options: dict[str, Any] = {
-        "roles": role or None,
+        "roles": [word.strip() for one in role or [] for word in one.split(",")] or None,
         "tenant_id": tenant,
         "worker_group": worker_group,
         "expires_at": moment_or_none("--expires", expires),
     }
     with talking(url, api_key) as client:
-        show_new_key(client.create_key(name, **options), as_json=as_json)
+        show_new_key(client.create_key(given[0], **options), as_json=as_json)
 
 
 @keys.command(name="list", epilog=show.examples("oncue keys list", "oncue keys list --prefix ock_"))
@@ -292,10 +300,12 @@ def audit(
 
 def show_new_key(made: NewApiKey, *, as_json: bool) -> None:
     """Print a key with its secret, for the only time."""
+    # The whole key stands first: its prefix begins like one, and is none.
     if as_json:
-        show.show_json(made)
+        told = {"key": made.key} | made.model_dump(mode="json", by_alias=True)
+        print(json.dumps(told, indent=2))
         return
-    show.print_grid([*_key_fields(made), ("secret", made.key)])
+    show.print_grid([("secret", made.key), *_key_fields(made)])
     print("Keep it now: it is not shown again.")
 
 

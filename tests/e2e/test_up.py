@@ -142,24 +142,32 @@ def test_the_first_example_succeeds_and_its_data_outlives_a_stop_and_a_kill(up: 
 
 
 @pytest.mark.usefixtures("curl")
-def test_with_a_key_callers_are_asked_for_it_and_it_stays_the_same(up: Up) -> None:
+def test_the_development_key_is_told_at_once_and_asked_for_when_that_is_wanted(up: Up) -> None:
+    up.start()
+    said = up.child.log_tail(10_000)
+    (key,) = re.findall(r"\bock_\S+", said)
+    assert "No key is asked for until one is made" in said
+    kept = up.home / "api-key"
+    assert kept.read_text().strip() == key
+    assert kept.stat().st_mode & 0o077 == 0
+    listing = "curl -s localhost:8080/openapi/jobs"
+    with_key = f"-H 'Authorization: Bearer {key}'"
+    assert up.shell(f"{listing} {with_key}")["items"] == []
+    assert up.shell(listing)["items"] == []
+    assert up.shell("curl -s localhost:8080/openapi/keys")["items"] == []
+    assert up.child.terminate(35) == 0
+
     up.environment["ONCUE_WITH_KEY"] = "true"
     up.child = up._child()
     up.start()
-    kept = up.home / "api-key"
-    key = kept.read_text().strip()
-    assert kept.stat().st_mode & 0o077 == 0
-    refused = up.shell("curl -s localhost:8080/openapi/jobs")
-    assert refused["code"] == "unauthorized"
+    assert up.shell(listing)["code"] == "unauthorized"
     banner = re.findall(
         r"^  (curl .*?'\n?.*?)\n\nCtrl-C", up.child.log_tail(10_000), re.DOTALL | re.MULTILINE
     )
     assert key in banner[-1]
     assert up.shell(banner[-1])["status"] == "WAITING"
-    assert up.child.terminate(60) == 0
-    up.start()
     assert kept.read_text().strip() == key
-    listed = up.shell(f"curl -s localhost:8080/openapi/keys -H 'Authorization: Bearer {key}'")
+    listed = up.shell(f"curl -s localhost:8080/openapi/keys {with_key}")
     assert [one["name"] for one in listed["items"]] == ["development"]
     assert up.child.terminate(60) == 0
 

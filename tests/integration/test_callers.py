@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.key_commands import DevelopmentKey, NotMade, development_key
 from oncue import Client, Conflict, NotFound, Unauthorized
 from oncue.async_client import AsyncClient
 from oncue.retries import Retries
@@ -84,6 +86,76 @@ def test_the_first_key_is_made_in_the_database_and_makes_the_others(
     assert "name: billing -> invoices" in table
     first = json_by(platform, root, "audit", "--action", "key.create")[-1]
     assert (first["actor"], first["address"]) == ("command line", "")
+
+
+def test_the_first_thing_that_looks_like_a_key_is_the_whole_key(
+    sqlite_engine: Engine, new_platform: NewPlatform
+) -> None:
+    platform = new_platform(sqlite_engine)
+    platform.dispatcher()
+    root = bootstrapped(platform)
+
+    def lists(key: str) -> int:
+        return told_by(platform, key, "list").code
+
+    made = told_by(platform, root, "keys", "create", "--name", "app", "--role", "submit, read")
+    assert "submit read" in made.out
+    key_id = json_by(platform, root, "keys", "list")[0]["keyId"]
+    rotated = told_by(platform, root, "keys", "rotate", str(key_id))
+    another = oncue("keys", "bootstrap", url="", variables=platform.engine.environment)
+    for told in (made, rotated, another):
+        assert told.code == OK, told
+        assert lists(re.findall(r"ock_\S+", told.out)[0]) == OK, told.out
+    for words in (("create", "other"), ("rotate", str(key_id))):
+        assert next(iter(json_by(platform, root, "keys", *words))) == "key"
+    as_json = oncue("keys", "bootstrap", "--json", url="", variables=platform.engine.environment)
+    assert next(iter(json.loads(as_json.out))) == "key"
+
+
+def test_the_key_of_a_home_opens_nothing_and_closes_nothing_until_it_is_wanted(
+    migrated_engine: Engine, tmp_path: Path
+) -> None:
+    url = migrated_engine.database_url
+    drawn = development_key(url, tmp_path, wanted=False)
+    assert drawn is not None
+    assert not drawn.is_asked_for
+    kept = tmp_path / "api-key"
+    assert kept.read_text().strip() == drawn.key
+    assert kept.stat().st_mode & 0o077 == 0
+    assert development_key(url, tmp_path, wanted=False) == drawn
+
+    asked = DevelopmentKey(drawn.key, is_asked_for=True)
+    assert development_key(url, tmp_path, wanted=True) == asked
+    assert development_key(url, tmp_path, wanted=False) == asked
+    # Another home of the same database has a key of its own, or none to tell.
+    (tmp_path / "other").mkdir()
+    assert development_key(url, tmp_path / "other", wanted=False) is None
+    assert not (tmp_path / "other" / "api-key").exists()
+    other = development_key(url, tmp_path / "other", wanted=True)
+    assert other is not None
+    assert other.key != drawn.key
+
+    kept.write_text("no key\n")
+    with pytest.raises(NotMade, match="does not hold a key"):
+        development_key(url, tmp_path, wanted=True)
+
+
+def test_a_key_of_a_home_that_was_ended_is_not_told_as_one_that_works(
+    sqlite_engine: Engine, new_platform: NewPlatform, tmp_path: Path
+) -> None:
+    platform = new_platform(sqlite_engine)
+    platform.dispatcher()
+    root = bootstrapped(platform)
+    first = development_key(sqlite_engine.database_url, tmp_path, wanted=True)
+    assert first is not None
+    key_id = json_by(platform, root, "keys", "list")[0]["keyId"]
+    assert told_by(platform, root, "keys", "revoke", str(key_id)).code == OK
+    assert development_key(sqlite_engine.database_url, tmp_path, wanted=False) is None
+    second = development_key(sqlite_engine.database_url, tmp_path, wanted=True)
+    assert second is not None
+    assert second.is_asked_for
+    assert second.key != first.key
+    assert (tmp_path / "api-key").read_text().strip() == second.key
 
 
 def test_bootstrap_needs_a_schema(tmp_path: Path) -> None:

@@ -258,6 +258,8 @@ async def test_an_api_without_keys_is_open_until_the_first_one(migrated_engine: 
         refused = await api.client.post("/openapi/keys", json={"name": "first"})
         assert refused.status_code == 422
         assert "closes the API" in refused.json()["detail"]
+        for what_to_do in ("oncue keys create NAME --role admin", '"roles": ["admin"]', "Bearer"):
+            assert what_to_do in refused.json()["detail"]
         worker = await api.client.post("/openapi/keys", json={"name": "w", "workerGroup": "g"})
         assert worker.status_code == 201
         assert (await api.client.get("/openapi/jobs")).status_code == 200

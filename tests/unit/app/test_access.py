@@ -9,7 +9,7 @@ import pytest
 from app.access import failures as failures_module
 from app.access.failures import Failures
 from app.access.roles import INCLUDES, NEEDED, Role, allowed
-from app.access.tokens import digest_of, draw_key, draw_prefix, is_digest, read_token
+from app.access.tokens import digest_of, draw, draw_key, is_digest, read_token
 from app.lifecycle.api_keys import KeyKind
 from oncue.protocol import call_token
 
@@ -29,14 +29,15 @@ def test_what_each_role_may() -> None:
 
 @pytest.mark.parametrize(("kind", "start"), [("caller", "ock_"), ("worker", "ocw_")])
 def test_a_key_is_read_as_it_was_drawn(kind: KeyKind, start: str) -> None:
-    prefix = draw_prefix(kind)
-    key = draw_key(prefix)
+    drawn = draw(kind)
+    prefix, key = drawn.prefix, drawn.key
     token = read_token(key)
     assert token is not None
     assert (token.kind, token.prefix) == (kind, prefix)
     assert prefix.startswith(start)
     assert digest_of(key) == hashlib.sha256(key.encode()).hexdigest()
     assert key not in repr(token)
+    assert key not in repr(drawn)
     assert len({draw_key(prefix) for _ in range(100)}) == 100
     for wrong in (key[:-1], key + "x", key.upper(), f" {key}", key.replace("_", "-", 1), ""):
         assert read_token(wrong) is None

@@ -49,6 +49,8 @@ PLAIN_AND_SECRET = ("--callback-header", "X=1", "--callback-secret-header", "X=2
         (("trigger", "7", "--params", "{bad"), "--params is not JSON"),
         (("cancel", "7", "--where", "status=WAITING"), "not both"),
         (("list", "--created-from", "yesterday"), "with an offset"),
+        (("keys", "create", "--role", "read"), "give its name once"),
+        (("keys", "create", "a", "--name", "b"), "give its name once"),
     ],
 )
 def test_bad_usage_ends_with_2(words: tuple[str, ...], why: str) -> None:
