@@ -45,6 +45,9 @@ class ParamsInvalid(Fail):
         self.errors = errors
 
 
+NOT_TOLD: Final = "the params do not fit; they are secret, so it is not told what is wrong"
+
+
 class HandlerNameTaken(ValueError):
     """Two functions were registered under one handler name."""
 
@@ -55,6 +58,8 @@ class Context:
 
     `idempotency_key` is the same over all attempts of a task and different for each fire of a
     schedule: hand it to whatever the handler calls to make its effects idempotent.
+    `secret_params` tells that the params are secret: what a handler logs, or raises, is kept in
+    clear.
     """
 
     job_id: int
@@ -71,6 +76,7 @@ class Context:
     cancel_event: threading.Event = field(default_factory=threading.Event, repr=False)
     logger: logging.Logger = field(default=logging.getLogger("oncue.handler"), repr=False)
     output: Output = field(default=LogOutput(), repr=False, compare=False)
+    secret_params: bool = False
 
     @property
     def idempotency_key(self) -> str:
@@ -126,7 +132,12 @@ class RegisteredHandler:
         Raises:
             ParamsInvalid: they do not fit the annotation, and the function was not called.
         """
-        converted = convert_params(self.params_type, params)
+        try:
+            converted = convert_params(self.params_type, params)
+        except ParamsInvalid:
+            if context().secret_params:
+                raise ParamsInvalid(NOT_TOLD) from None
+            raise
         if self.takes_context:
             return self.function(converted, context())
         return self.function(converted)

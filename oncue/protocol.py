@@ -129,6 +129,11 @@ class Run(Message):
         description="Begin so long after this request has come, not before. Only workers whose "
         "answers say `waits` are sent it.",
     )
+    secret_params: bool = Field(
+        False,
+        description="true: what a worker itself says of the run, as in its error, must not repeat "
+        "the params.",
+    )
     result_key: str | None = Field(
         None,
         repr=False,

@@ -298,6 +298,7 @@ class Executor:
             client_request_id=run.client_request_id,
             shard_index=run.shard_index,
             shard_total=run.shard_total,
+            secret_params=run.secret_params,
             cancel_event=execution.cancel_event,
             output=execution.log or LogOutput(),
         )

@@ -91,6 +91,7 @@ def _encode_request(execution: Execution, context: Context, modules: tuple[str, 
             "client_request_id": context.client_request_id,
             "shard_index": context.shard_index,
             "shard_total": context.shard_total,
+            "secret_params": context.secret_params,
         },
     }
     return json.dumps(request).encode() + b"\n"

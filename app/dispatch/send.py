@@ -30,7 +30,7 @@ from app.lifecycle.moves.ending import Ending
 from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.nodes import Node
 from app.lifecycle.running import read_unwanted
-from app.lifecycle.secret_marks import SECRET_RESULT
+from app.lifecycle.secret_marks import SECRET_PARAMS, SECRET_RESULT
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.term import FIRST
 from app.lifecycle.token import new_token
@@ -290,13 +290,14 @@ class Sender:
             in_partition=self._partition(run),
         )
 
-    def _secrets(self, run: Claimed, node: Node) -> dict[str, str]:
-        """Give a run whose result is secret the key that its worker seals it with."""
+    def _secrets(self, run: Claimed, node: Node) -> dict[str, Any]:
+        """Say of secret params that they are; give the key that a secret result is sealed with."""
+        said: dict[str, Any] = {"secretParams": True} if run.secret & SECRET_PARAMS else {}
         if run.secret & SECRET_RESULT or (
             run.job_handler in node.secret_handlers and self._sealer.has_keys
         ):
-            return {"resultKey": self._sealer.result_key(run.execution_id)}
-        return {}
+            said["resultKey"] = self._sealer.result_key(run.execution_id)
+        return said
 
     def _run_document(self, run: Claimed, node: Node, networks: list[str] | None) -> dict[str, Any]:
         params = run.params

@@ -143,7 +143,11 @@ class Checker:
             concurrency_limit=request.concurrency_limit,
             rate_key=request.rate_key,
             rate_per_second=request.rate_per_second,
-            secret=marks(params=request.secret_params, result=request.secret_result),
+            secret=marks(
+                handler=request.job_handler,
+                params=request.secret_params,
+                result=request.secret_result,
+            ),
             labels=request.labels,
             schedule=schedule,
         )

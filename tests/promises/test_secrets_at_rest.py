@@ -175,7 +175,7 @@ def test_no_secret_is_in_clear_in_database_redis_logs_or_answers(
             callbackEvents=["started", "retrying", "succeeded"],
             **hook(receiver, "/second", hidden),
         ),
-        "failed": platform.submit("fail", short, secretParams=True, maxRetry=0),
+        **built_in(platform, hidden),
     }
     # A second time with the same body it is the same job, with another secret it is not.
     body = {
@@ -208,10 +208,11 @@ def test_no_secret_is_in_clear_in_database_redis_logs_or_answers(
     ended = {name: platform.ended(job_id) for name, job_id in jobs.items()}
     assert {name: job["status"] for name, job in ended.items()} == {
         **dict.fromkeys(jobs, "SUCCEEDED"),
-        "failed": "FAILED",
+        **dict.fromkeys(FAIL, "FAILED"),
     }
     assert all(job["params"] == MASKED and job["secretParams"] for job in ended.values())
-    assert all(job["result"] == MASKED for name, job in ended.items() if name != "failed")
+    assert all(job["result"] == MASKED for name, job in ended.items() if name not in FAIL)
+    assert ended["fail"]["error"]["message"] == "ToldToFail: failed as it was told to"
 
     tell_the_receiver(platform, receiver, jobs, hidden)
     show_nothing(platform, [*jobs.values(), schedule], hidden)
@@ -222,6 +223,27 @@ def test_no_secret_is_in_clear_in_database_redis_logs_or_answers(
     for service in platform.services.values():
         service.terminate()
     assert found({**database_dump(engine), **logs_of(platform)}, hidden.all()) == []
+
+
+FAIL = ("fail", "http", "typed", "typed-child")
+
+
+def built_in(platform: Platform, hidden: Secrets) -> dict[str, int]:
+    """Submit what would tell its params by itself: a job says no more than that they are secret."""
+    secret = hidden.params
+    jobs: dict[str, Any] = {
+        "echo": {"password": secret},
+        "sleep": {"ms": 1, "password": secret},
+        "fail": {"message": secret},
+        "http": {"url": "http://192.0.2.1/", "headers": {secret: 1}, secret: secret},
+        # It fits the schema, and not what the worker checks beyond that.
+        "typed": {"word": secret},
+        "typed-child": {"word": secret},
+    }
+    return {
+        name: platform.submit(name, params, secretParams=True, maxRetry=0)
+        for name, params in jobs.items()
+    }
 
 
 def tell_the_receiver(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel
 
 from oncue import Context, handler
 
@@ -32,3 +34,25 @@ def second_time(_: Any, ctx: Context) -> str:
     if ctx.attempt == 1:
         raise RuntimeError("not yet")
     return os.environ["ONCUE_TEST_RESULT"]
+
+
+def _known(word: str) -> str:
+    raise ValueError(f"{word} is no word that is known")
+
+
+class Typed(BaseModel):
+    """Params that no job has: what is wrong with them repeats them."""
+
+    word: Annotated[str, AfterValidator(_known)]
+
+
+@handler("typed")
+def typed(params: Typed) -> str:
+    """Return what it is given; it is never called."""
+    return params.word
+
+
+@handler("typed-child", isolation="process")
+def typed_child(params: Typed) -> str:
+    """Return what it is given; it is never called."""
+    return params.word

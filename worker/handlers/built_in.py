@@ -53,7 +53,9 @@ async def fail(params: Any, ctx: Context) -> dict[str, int]:
     if times is not None and (isinstance(times, bool) or not isinstance(times, int) or times < 0):
         raise Fail('fail takes {"message": text, "times": whole number}', code="invalid_params")
     if times is None or ctx.attempt <= times:
-        raise ToldToFail(str(given.get("message") or "failed as it was told to"))
+        # Where params are secret, so is a message that is one of them.
+        told = None if ctx.secret_params else given.get("message")
+        raise ToldToFail(str(told or "failed as it was told to"))
     return {"attempt": ctx.attempt}
 
 

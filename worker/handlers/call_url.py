@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from oncue import __version__
-from oncue.handlers import Context, Fail, Retry
+from oncue.handlers import NOT_TOLD, Context, Fail, Retry
 from worker.deliver import read_retry_after
 from worker.egress import (
     RUN_NETWORKS,
@@ -88,7 +88,7 @@ class UrlCaller:
 
     async def call(self, params: Any, ctx: Context) -> dict[str, Any]:
         """Call the URL; an unexpected status fails the attempt, a refused address the job."""
-        call = _read(params)
+        call = _read(params, ctx)
         body, headers = call.encode()
         headers.setdefault("idempotency-key", ctx.idempotency_key)
         try:
@@ -114,10 +114,12 @@ class UrlCaller:
         raise UnexpectedStatus(f"the URL answered {reply.status}")
 
 
-def _read(params: Any) -> HttpCall:
+def _read(params: Any, ctx: Context) -> HttpCall:
     try:
         return HttpCall.model_validate(params)
     except ValidationError as error:
+        if ctx.secret_params:
+            raise Fail(NOT_TOLD, code="invalid_params") from None
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "params"
         raise Fail(f"{where}: {first['msg']}", code="invalid_params") from None
