@@ -55,6 +55,7 @@ from app.health import health_routes
 from app.jobs.batch import MAX_BATCH_BYTES, MAX_JOBS
 from app.jobs.bulk import BulkDesk
 from app.jobs.bulk_routes import bulk_routes
+from app.jobs.callback_fields import Receivers
 from app.jobs.callback_routes import redelivery_routes
 from app.jobs.change import Changes
 from app.jobs.change_routes import change_routes
@@ -164,7 +165,7 @@ def build_parts(ground: Ground) -> Parts:
         limits=limits,
         waiters=Waiters(ground),
         streams=Streams(ground),
-        submitter=Submitter(ground, fleet, limits),
+        submitter=Submitter(ground, fleet, Receivers(fleet, dresser), limits),
         settler=settler,
         dresser=dresser,
         seats=seats,
@@ -344,7 +345,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
         )
     )
     app.include_router(explain_routes(keys=keys, explainer=Explainer(parts.ground, parts.standing)))
-    changes = Changes(parts.ground, parts.fleet)
+    changes = Changes(parts.ground, parts.fleet, Receivers(parts.fleet, parts.dresser))
     app.include_router(change_routes(ground=parts.ground, keys=keys, changes=changes))
     app.include_router(redelivery_routes(ground=parts.ground, keys=keys))
     app.include_router(bulk_routes(keys=keys, desk=BulkDesk(parts.ground)))

@@ -1,12 +1,13 @@
 """Which addresses may be called on behalf of callers: the list, and how URLs spell addresses.
 
 The worker checks every address before it connects; the dispatcher refuses a callback whose URL
-spells an address that no worker may call.
+spells an address that no worker may call, or a host that can be nothing.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import unicodedata
 from collections.abc import Sequence
@@ -18,6 +19,20 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 HOST_LENGTH: Final = 255
+NAME_LENGTH: Final = 253
+LABEL_LENGTH: Final = 63
+LOCALHOST: Final = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
+NOWHERE: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8",  # "this network", and the unspecified address
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+        "::/128",  # unspecified
+        "ff00::/8",  # multicast
+    )
+)
+"""Where no receiver can be, whatever a list says."""
 FORBIDDEN_V4: Final = tuple(
     ipaddress.IPv4Network(text)
     for text in (
@@ -56,6 +71,21 @@ FORBIDDEN_V6: Final = tuple(
 )
 
 
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_NO_NAME: Final = re.compile(r"[^a-z0-9._\u0080-\U0010ffff-]")
+
+
+class NoHost(ValueError):
+    """The host of a URL is neither an address nor a name; the message says what is wrong."""
+
+
+def is_nowhere(address: Address) -> bool:
+    """Tell whether no receiver can be at `address`, in whatever network."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in NOWHERE if network.version == address.version)
+
+
 def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
     """Tell whether a socket may be opened to `address`."""
     if any(address in network for network in allowed if network.version == address.version):
@@ -86,25 +116,57 @@ def _is_within(inner: Network, outer: Network) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def spelled_address(url: str) -> Address | None:
-    """Return the address that the host of a URL spells in any way, None if it is a name.
+def spelled_addresses(url: str) -> tuple[Address, ...]:
+    """Return the addresses that the host of a URL spells in any way, none if it is a name.
 
     `0x7f.1`, `2130706433` and `017700000001` are 127.0.0.1 for resolvers, so they are here.
+    `localhost` and the names below it are the two addresses that they stand for.
+
+    Raises:
+        NoHost: it is neither.
     """
     try:
-        host = urlsplit(url).hostname or ""
+        parts = urlsplit(url)
+        host = parts.hostname or ""
     except ValueError:
-        return None
+        raise NoHost("is not a URL") from None
+    if "[" in parts.netloc:
+        try:
+            return (ipaddress.IPv6Address(host.partition("%")[0]),)
+        except ValueError:
+            raise NoHost("has a host in brackets that is no IPv6 address") from None
+    return read_host(host)
+
+
+def read_host(host: str) -> tuple[Address, ...]:
+    """Return the addresses that a host without brackets spells: see `spelled_addresses`.
+
+    Raises:
+        NoHost: it is neither the text of an address nor a name that could be one.
+    """
     # As resolvers read it: other digits are digits, and other full stops are dots.
-    host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".")
+    host = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
     try:
-        return ipaddress.ip_address(host.partition("%")[0])
+        return (ipaddress.ip_address(host),)
     except ValueError:
         pass
     try:
-        return ipaddress.IPv4Address(socket.inet_aton(host))
+        return (ipaddress.IPv4Address(socket.inet_aton(host)),)
     except (OSError, UnicodeError):
-        return None
+        pass
+    labels = host.split(".")
+    if not all(labels):
+        raise NoHost("has a host with an empty label")
+    if _NUMBER.fullmatch(labels[-1]):
+        raise NoHost("has a host that ends in a number and is no IPv4 address")
+    if strange := _NO_NAME.search(host):
+        raise NoHost(f"has a host with the character {strange[0]!r}")
+    # Of a name in other letters, what counts is how it is encoded.
+    if host.isascii() and (len(host) > NAME_LENGTH or max(map(len, labels)) > LABEL_LENGTH):
+        raise NoHost(
+            f"has a host of more than {NAME_LENGTH} characters, or {LABEL_LENGTH} between two dots"
+        )
+    return LOCALHOST if labels[-1] == "localhost" else ()
 
 
 def callback_host(url: str) -> str:

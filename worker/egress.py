@@ -27,7 +27,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
-from oncue.addresses import Network, is_allowed, narrowed
+from oncue.addresses import Network, NoHost, is_allowed, narrowed, read_host, spelled_addresses
 
 REFUSAL: Final = "egress_refused: this address may not be called"
 
@@ -297,6 +297,9 @@ def read_networks(texts: Sequence[str] | None) -> list[Network] | None:
 def parse_target(url: str) -> URL:
     """Read a URL that names a host by http or https, without user and password.
 
+    A host that is neither an address nor a name is refused as an inner one is: nobody would answer,
+    however often it is tried.
+
     Raises:
         EgressRefused: it does not.
     """
@@ -309,6 +312,13 @@ def parse_target(url: str) -> URL:
         raise EgressRefused from None
     if not usable or target.raw_user is not None or target.raw_password is not None:
         raise EgressRefused
+    try:
+        spelled_addresses(url)
+        # What is resolved is the name as it was encoded.
+        if ":" not in (target.raw_host or ""):
+            read_host(target.raw_host or "")
+    except NoHost:
+        raise EgressRefused from None
     return target
 
 

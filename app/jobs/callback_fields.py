@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,20 @@ from pydantic import (
 )
 
 from app.edge.problems import SEALED_KIND, TEXT_KIND, Problem, invalid
+from app.fleet.dress import Dresser
 from app.fleet.live import LiveFleet
 from app.lifecycle.callback_body import ENDS, EVENT_WORDS
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.sealed import HOW_TO, MASK, NoSecretKeys, Sealer
-from oncue.addresses import is_allowed, spelled_address
+from oncue.addresses import (
+    Address,
+    Network,
+    NoHost,
+    is_allowed,
+    is_nowhere,
+    narrowed,
+    spelled_addresses,
+)
 
 MAX_HEADERS: Final = 16
 MAX_HEADERS_BYTES: Final = 4096
@@ -159,23 +169,69 @@ def no_secret_keys(pointer: str) -> Problem:
     )
 
 
-async def refused_callback(fleet: LiveFleet, url: str | None) -> Problem | None:
-    """Return the problem of a URL that spells an address which no live worker may call, else None.
+class Receivers:
+    """Which callback URLs can be called at all, as it stands now."""
 
-    What a name leads to is known only when it is called: that is checked then.
+    def __init__(self, fleet: LiveFleet, dresser: Dresser) -> None:
+        self._fleet = fleet
+        self._dresser = dresser
+
+    async def refused(self, tenant_id: int, url: str | None) -> Problem | None:
+        """Return the problem of a URL that can never be called for a tenant, else None.
+
+        What a name leads to is known only when it is called: that is checked then. The tenant's
+        own list is looked at only for an address that is not public.
+        """
+        if url is None:
+            return None
+        try:
+            addresses = spelled_addresses(url)
+        except NoHost as error:
+            return invalid(f"{error}: name a host that can be called", "/callbackUrl")
+        if not addresses or _are_allowed(addresses, ()):
+            return None
+        try:
+            why = await self._why_not(tenant_id, addresses)
+        except DatabaseUnavailable:
+            # What needs the database comes next, and tells the caller.
+            return None
+        return None if why is None else invalid(why, "/callbackUrl")
+
+    async def _why_not(self, tenant_id: int, addresses: Sequence[Address]) -> str | None:
+        """Tell who does not allow any of these, and what to change; None if they may be called."""
+        lists = await self._fleet.egress_lists()
+        if not _can_be_called(addresses, lists):
+            return (
+                "this address may not be called; use a public one, or have its network allowed by "
+                "ONCUE_EGRESS_ALLOW of the workers"
+            )
+        own = (await self._dresser.wishes(tenant_id)).egress_allow
+        if own is None or _can_be_called(addresses, _within(own, lists)):
+            return None
+        return (
+            "this address may not be called for this tenant; use a public one, or have its network "
+            "put on the tenant's own list (PUT /openapi/egress-allow), which narrows the workers'"
+        )
+
+
+def _are_allowed(addresses: Sequence[Address], networks: Sequence[Network]) -> bool:
+    """Tell whether one of the addresses may be called: a name may lead to that one alone."""
+    return any(is_allowed(address, networks) for address in addresses)
+
+
+def _can_be_called(addresses: Sequence[Address], lists: Sequence[Sequence[Network]] | None) -> bool:
+    """Tell whether some worker may call one of the addresses.
+
+    Where it is not known what workers may call (None), one may come that may.
     """
-    address = None if url is None else spelled_address(url)
-    if address is None:
-        return None
-    try:
-        lists = await fleet.egress_lists()
-    except DatabaseUnavailable:
-        # What needs the database comes next, and tells the caller.
-        return None
-    if lists is None or any(is_allowed(address, networks) for networks in lists):
-        return None
-    return invalid(
-        "this address may not be called; use a public one, or have its network allowed by "
-        "ONCUE_EGRESS_ALLOW of the workers",
-        "/callbackUrl",
-    )
+    if lists is None:
+        return not all(is_nowhere(address) for address in addresses)
+    return any(_are_allowed(addresses, networks) for networks in lists)
+
+
+def _within(
+    own: Sequence[str], lists: Sequence[Sequence[Network]] | None
+) -> list[Sequence[Network]]:
+    """Return the lists of workers as a tenant's own one narrows them."""
+    networks = [ipaddress.ip_network(one) for one in own]
+    return [networks] if lists is None else [narrowed(one, networks) for one in lists]

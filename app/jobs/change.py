@@ -20,10 +20,10 @@ from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.announce import announce
 from app.jobs.callback_fields import (
+    Receivers,
     kept_events,
     kept_headers,
     no_secret_keys,
-    refused_callback,
 )
 from app.jobs.check import params_text
 from app.jobs.check_params import refused_params
@@ -80,12 +80,13 @@ _NOT_TRIGGERED: Final = {
 class Changes:
     """Changes jobs for callers: what it returns is committed, and dispatch has been told."""
 
-    def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
+    def __init__(self, ground: Ground, fleet: LiveFleet, receivers: Receivers) -> None:
         self._ground = ground
         self._database = ground.database
         self._clock = ground.clock
         self._schedules = ScheduleVerbs(ground)
         self._fleet = fleet
+        self._receivers = receivers
 
     async def cancel(
         self, caller: Caller, job_id: int, *, children: bool = False
@@ -251,7 +252,7 @@ class Changes:
         trusted = Role.ADMIN in caller.roles
         values = _new_values(request, self._ground.sealer, trusted=trusted)
         if request.callback_url is not None:
-            refusal = await refused_callback(self._fleet, request.callback_url)
+            refusal = await self._receivers.refused(caller.tenant_id, request.callback_url)
             if refusal is not None:
                 raise refusal
             if not trusted:

@@ -16,10 +16,10 @@ from app.edge.problems import Problem, invalid, validation_problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
 from app.jobs.callback_fields import (
+    Receivers,
     kept_events,
     kept_headers,
     no_secret_keys,
-    refused_callback,
 )
 from app.jobs.check_params import refused_params
 from app.jobs.digest import kept_digest, request_digest, secret_fields
@@ -67,12 +67,13 @@ class Checked:
 class Checker:
     """Checks jobs that are submitted, and knows the queues that were in use."""
 
-    def __init__(self, ground: Ground, fleet: LiveFleet) -> None:
+    def __init__(self, ground: Ground, fleet: LiveFleet, receivers: Receivers) -> None:
         self._database = ground.database
         self._clock = ground.clock
         self._sealer = ground.sealer
         self._min_interval_ms = ground.settings.min_interval_ms
         self._fleet = fleet
+        self._receivers = receivers
         self._partitions = ground.settings.dispatch_partitions
         self._queues: dict[QueueKey, int] = {}
 
@@ -112,7 +113,7 @@ class Checker:
             refusal = await refused_params(self._fleet, request.job_handler, request.params, params)
         refusal = refusal or closed
         if refusal is None:
-            refusal = await refused_callback(self._fleet, request.callback_url)
+            refusal = await self._receivers.refused(caller.tenant_id, request.callback_url)
         queue_id, unknown = 0, None
         if refusal is None:
             partition = partition_of(caller.tenant_id, request.client_request_id, self._partitions)

@@ -19,6 +19,7 @@ from app.edge.bodies import parse_object
 from app.edge.problems import Problem
 from app.fleet.live import LiveFleet
 from app.ground import Ground
+from app.jobs.callback_fields import Receivers
 from app.jobs.check import Checked, Checker, owner_of
 from app.jobs.digest import differing_fields
 from app.jobs.look import find_job, find_job_or_none
@@ -55,12 +56,13 @@ class Submitter:
         self,
         ground: Ground,
         fleet: LiveFleet,
+        receivers: Receivers,
         limits: LimitBook,
     ) -> None:
         self._database = ground.database
         self._bus = ground.bus
         self._fleet = fleet
-        self.checker = Checker(ground, fleet)
+        self.checker = Checker(ground, fleet, receivers)
         self._quota = SubmissionQuota(
             ground.database,
             ground.redis,

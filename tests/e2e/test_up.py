@@ -155,7 +155,7 @@ def test_the_development_key_is_told_at_once_and_asked_for_when_that_is_wanted(u
     assert up.shell(f"{listing} {with_key}")["items"] == []
     assert up.shell(listing)["items"] == []
     assert up.shell("curl -s localhost:8080/openapi/keys")["items"] == []
-    assert up.child.terminate(35) == 0
+    assert up.child.terminate(60) == 0
 
     up.environment["ONCUE_WITH_KEY"] = "true"
     up.child = up._child()

@@ -17,6 +17,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.fleet import dress
 from app.lifecycle.lists import JobFilter, next_matching
 from app.lifecycle.moves.deliver import (
     due_hosts_sql,
@@ -53,6 +54,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
+from tests.integration.app.test_api import counted
 from tests.support.engines import Engine, migrated
 
 URL = "http://127.0.0.1:9/hook"
@@ -419,6 +421,9 @@ async def test_a_tenants_networks_go_with_its_deliveries(api: Door) -> None:
         *("127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "10.0.0.1", "[::1]"),
         *("[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "169.254.169.254", "①②⑦.⓪.⓪.①", "0"),
         *("127。0。0。1", "[2002:7f00:1::]", "[fd00:ec2::254]", "127.0.0.1."),
+        *("localhost", "LocalHost.", "a.localhost", "ⓛocalhost"),
+        *("256.256.256.256", "127.0.0.256", "4294967296", "a..b", "%31%32%37.0.0.1", "[v1.x]"),
+        *(".127.0.0.1", "0x", "1.2.3.4.5", "b!", f"{'b' * 64}.example"),
     ],
 )
 async def test_a_url_that_can_never_be_called_is_refused_at_the_door(
@@ -436,6 +441,81 @@ async def test_a_url_that_can_never_be_called_is_refused_at_the_door(
         headers={"If-Match": "*"},
     )
     assert changed.status_code == 422
+
+
+@pytest.mark.parametrize("host", ["example.com.", "my_host", "é.example", "[2606:4700::1111]"])
+async def test_what_may_be_called_some_day_is_not_refused(bare_api: Door, host: str) -> None:
+    await bare_api.beat(delivers=True, egress_allow=[])
+    answer = await bare_api.submit(callbackUrl=f"http://{host}/hook")
+    assert answer.status_code == 202, answer.text
+
+
+async def test_without_workers_only_what_no_list_could_allow_is_refused(bare_api: Door) -> None:
+    for host in ("0.0.0.0", "0", "[::]", "224.0.0.1", "255.255.255.255", "[ff02::1]", "a..b"):
+        answer = await bare_api.submit(callbackUrl=f"http://{host}/hook")
+        assert answer.status_code == 422, host
+        assert answer.json()["errors"][0]["pointer"] == "/callbackUrl"
+    for host in ("127.0.0.1", "10.0.0.1", "[::1]", "localhost"):
+        answer = await bare_api.submit(callbackUrl=f"http://{host}/hook")
+        assert answer.status_code == 202, host
+
+
+async def test_a_tenants_own_list_decides_too_and_a_change_of_it_counts_at_once(
+    api: Door,
+) -> None:
+    await api.beat(delivers=True, egress_allow=["127.0.0.0/8", "10.0.0.0/8"])
+    loopback = "http://127.0.0.1/hook"
+    waiting = await api.submit("first", callbackUrl=loopback, delayMs=60_000)
+    assert waiting.status_code == 202
+
+    async def put(networks: list[str] | None) -> None:
+        answer = await api.client.put("/openapi/egress-allow", json={"networks": networks})
+        assert answer.is_success, answer.text
+
+    async def refused(url: str) -> list[bool]:
+        schedule: dict[str, Any] = {"intervalMs": 60_000, "callbackUrl": url}
+        answers = [
+            await api.submit(callbackUrl=url),
+            await api.submit(**schedule),
+            await api.client.patch(
+                f"/openapi/jobs/{waiting.json()['jobId']}",
+                json={"callbackUrl": url},
+                headers={"If-Match": "*"},
+            ),
+        ]
+        for one in answers:
+            assert one.status_code in (200, 202, 422), one.text
+            if one.status_code == 422:
+                assert "PUT /openapi/egress-allow" in one.json()["detail"]
+        return [one.status_code == 422 for one in answers]
+
+    await put([])
+    assert await refused(loopback) == [True] * 3
+    assert await refused("http://localhost/hook") == [True] * 3
+    repeated = await api.submit("first", callbackUrl=loopback, delayMs=60_000)
+    assert repeated.status_code == 200
+    assert await refused("http://1.1.1.1/hook") == [False] * 3
+    await put(["10.1.0.0/16", "127.0.0.0/8"])
+    assert await refused(loopback) == [False] * 3
+    assert await refused("http://10.1.2.3/hook") == [False] * 3
+    assert await refused("http://10.2.2.3/hook") == [True] * 3
+    await put(None)
+    assert await refused("http://10.2.2.3/hook") == [False] * 3
+
+
+async def test_a_tenants_list_is_read_for_an_address_that_is_not_public_alone_and_not_each_time(
+    bare_api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dress, "FRESH_SECONDS", 600.0)
+    await bare_api.beat(delivers=True, egress_allow=["127.0.0.0/8"])
+    with counted(bare_api.database) as statements:
+        for url in ("http://1.1.1.1/hook", "http://example.com/hook"):
+            assert (await bare_api.submit(callbackUrl=url)).status_code == 202
+        assert [one for one in statements if "FROM egress_allow" in one] == []
+        for _ in range(3):
+            answer = await bare_api.submit(callbackUrl="http://127.0.0.1/hook")
+            assert answer.status_code == 202
+    assert len([one for one in statements if "FROM egress_allow" in one]) == 1
 
 
 async def test_an_address_is_not_refused_while_a_worker_does_not_say_what_it_may_call(

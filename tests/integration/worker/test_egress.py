@@ -107,12 +107,27 @@ async def test_no_spelling_of_an_inner_address_connects(listener: Listener, host
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1%00", "127.0.0.1%2f", "%31%32%37.0.0.1", "localhost.", "localhost..", "a..b"],
-)
-async def test_a_malformed_name_does_not_connect(listener: Listener, host: str) -> None:
+    [
+        "127.0.0.1%00", "127.0.0.1%2f", "%31%32%37.0.0.1", "localhost..", "a..b", "[v1.x]",
+        ".127.0.0.1", "256.256.256.256", "127.0.0.256", "4294967296", "0x", "a!b",
+        f"{'b' * 64}.example", f"{'é' * 60}.example",
+    ],
+)  # fmt: skip
+async def test_a_host_that_can_be_nothing_is_refused_as_an_inner_one_is(
+    listener: Listener, host: str
+) -> None:
+    resolver = Liar(["127.0.0.1"])
+    async with Egress([ipaddress.ip_network("127.0.0.0/8")], resolver=resolver) as egress:
+        with pytest.raises(EgressRefused) as refusal:
+            await call(egress, f"http://{host}:{listener.port}/")
+    assert str(refusal.value) == "egress_refused: this address may not be called"
+    assert (listener.connections, resolver.asked) == (0, 0)
+
+
+async def test_a_name_of_this_machine_does_not_connect(listener: Listener) -> None:
     async with Egress() as egress:
         with pytest.raises((EgressRefused, EgressFailed)):
-            await call(egress, f"http://{host}:{listener.port}/")
+            await call(egress, f"http://localhost.:{listener.port}/")
     assert listener.connections == 0
 
 

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from oncue.addresses import is_allowed
+from oncue.addresses import NoHost, is_allowed, is_nowhere, spelled_addresses
 from worker.egress import EgressRefused, parse_target
 
 FORBIDDEN = [
@@ -105,3 +105,39 @@ def test_an_allowed_network_opens_itself_and_no_other() -> None:
 def test_a_target_is_a_plain_http_url(url: str) -> None:
     with pytest.raises(EgressRefused):
         parse_target(url)
+
+
+@pytest.mark.parametrize(
+    "host", ["example.com", "example.com.", "my_host", "é.example", "1e3", "-"]
+)
+def test_a_name_is_no_address_and_may_be_called(host: str) -> None:
+    assert spelled_addresses(f"http://{host}/") == ()
+    assert parse_target(f"http://{host}/").host
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST.", "a.localhost", "localhost:80"])
+def test_localhost_is_both_of_its_addresses(host: str) -> None:
+    assert [str(one) for one in spelled_addresses(f"http://{host}/")] == ["127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["256.1.1.1", "1.2.3.4.5", "4294967296", "08", "a..b", ".a", "a.0x1f", "%61", "[v1.x]", "a*"],
+)
+def test_a_host_that_can_be_nothing_has_one_reading_for_all(host: str) -> None:
+    with pytest.raises(NoHost):
+        spelled_addresses(f"http://{host}/")
+    with pytest.raises(EgressRefused):
+        parse_target(f"http://{host}/")
+
+
+@pytest.mark.parametrize(
+    ("address", "nowhere"),
+    [
+        *(("0.0.0.0", True), ("224.0.0.1", True), ("255.255.255.255", True), ("::", True)),
+        *(("ff02::1", True), ("::ffff:224.0.0.1", True), ("127.0.0.1", False), ("::1", False)),
+        *(("10.0.0.1", False), ("169.254.169.254", False), ("fd00::1", False), ("1.1.1.1", False)),
+    ],
+)
+def test_some_addresses_are_nobodys_in_any_network(address: str, nowhere: bool) -> None:
+    assert is_nowhere(ipaddress.ip_address(address)) is nowhere
