@@ -45,7 +45,9 @@ def lay_ground(settings: Settings, *, internal_token: str) -> Ground:
     """Build the connections; nothing is opened yet. Calls to workers carry `internal_token`."""
     metrics = Metrics()
     database = Database(
-        settings.database_url, retried=lambda kind: metrics.database_retries.labels(kind).inc()
+        settings.database_url,
+        answer_seconds=settings.database_seconds,
+        retried=lambda kind: metrics.database_retries.labels(kind).inc(),
     )
     redis = patient_redis(settings.redis_url)
     return Ground(

@@ -85,6 +85,8 @@ from oncue.protocol import MAX_INTERNAL_BODY_BYTES
 log = structlog.get_logger(__name__)
 
 CLOCK_SECONDS: Final = 5.0
+FIRST_ANSWER_SECONDS: Final = 3.0
+"""The port opens after so long though the database has not answered: it says what it waits for."""
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
@@ -247,17 +249,39 @@ async def start_parts(parts: Parts) -> None:
     parts.waits_for = None
 
 
-async def start_when_the_database_is_there(parts: Parts) -> None:
-    """Try until everything is started: at once, and then with pauses of up to 5 s."""
-    pause = FIRST_PAUSE_SECONDS
+async def start_when_the_database_is_there(parts: Parts, begun: asyncio.Task[None]) -> None:
+    """Await the start that has begun; then try, with pauses of up to 5 s, until all is started."""
+    pause, start = FIRST_PAUSE_SECONDS, begun
     while parts.waits_for is not None:
         try:
-            await start_parts(parts)
+            await start
         except (DatabaseUnavailable, SchemaMismatch, TooOpen) as error:
             parts.waits_for = str(error)
             log.warning("start_waits", reason=str(error), again_in_seconds=pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            start = asyncio.create_task(start_parts(parts), name="start")
+
+
+async def _begin(parts: Parts) -> asyncio.Task[None] | None:
+    """Start everything; where the database is not there now return what goes on with it.
+
+    Raises:
+        Exception: as `start_parts`, for what waiting would not mend.
+    """
+    begun = asyncio.create_task(start_parts(parts), name="start")
+    await asyncio.wait({begun}, timeout=FIRST_ANSWER_SECONDS)
+    if begun.done():
+        try:
+            await begun
+        except DatabaseAway as error:
+            parts.waits_for = str(error)
+        else:
+            return None
+    else:
+        parts.waits_for = "the database has not answered"
+    # The door is open meanwhile: it says what is missing, and to come back.
+    return asyncio.create_task(start_when_the_database_is_there(parts, begun), name="late start")
 
 
 async def stop_dispatching(parts: Parts) -> None:
@@ -309,13 +333,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        late: asyncio.Task[None] | None = None
-        try:
-            await start_parts(parts)
-        except DatabaseAway as error:
-            # The door is open meanwhile: it says what is missing, and to come back.
-            parts.waits_for = str(error)
-            late = asyncio.create_task(start_when_the_database_is_there(parts), name="late start")
+        late = await _begin(parts)
         parts.pulse.start()
         parts.admission.start()
         try:

@@ -27,6 +27,7 @@ from app.settings import Settings
 log = structlog.get_logger(__name__)
 
 SHUTDOWN_MARGIN_SECONDS = 5
+FIRST_LOOK_SECONDS = 5.0
 BACKLOG = 2048
 COLLECT_AFTER = (20_000, 20, 20)
 
@@ -153,7 +154,11 @@ async def _checked(settings: Settings, stopping: asyncio.Event) -> bool:
 
 
 async def _check(settings: Settings) -> None:
-    database = Database(settings.database_url, pool_size=1)
+    database = Database(
+        settings.database_url,
+        pool_size=1,
+        answer_seconds=min(settings.database_seconds, FIRST_LOOK_SECONDS),
+    )
     try:
         await check_schema(database)
         reason = await why_too_open(settings, database)

@@ -37,6 +37,12 @@ class Settings(BaseSettings):
         "sqlite+aiosqlite:///.oncue/oncue.db",
         description="mysql+aiomysql://user:password@host/name or sqlite+aiosqlite:///PATH",
     )
+    database_seconds: float = Field(
+        10.0,
+        ge=3,
+        le=3600,
+        description="a MySQL or MariaDB that does not answer a statement within this is away: 503",
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// of one server"
     )

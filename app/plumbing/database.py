@@ -22,6 +22,8 @@ Connect = Callable[[], Awaitable[Any]]
 MYSQL_DEADLOCK_OR_LOCK_WAIT: Final = frozenset({1205, 1213})
 # Server gone or going, refused, lost during query, too many connections, host blocked.
 MYSQL_LOST: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2055, 4031})
+# No connection, no answer: where one was waited for, it was for long.
+MYSQL_SILENT: Final = frozenset({2003, 2055})
 # Packet too large, out of range, invalid text, too long, invalid JSON, broken JSON for JSON_TABLE.
 MYSQL_BAD_VALUE: Final = frozenset({1153, 1264, 1300, 1366, 1406, 3140, 4035, 4037, 4038})
 LOCK_WAIT_SECONDS: Final = 2
@@ -33,7 +35,12 @@ there a connection that writes may be idle no longer than this at all."""
 CLOSED_TRANSPORT: Final = ("Transport does not expose socket instance", "the handler is closed")
 CLOSE_SECONDS: Final = 5
 CONFLICT_TRIES: Final = 12
+CONFLICT_SECONDS: Final = 10.0
+"""So long after its first conflict a transaction is not begun anew."""
+BUSY_SECONDS: Final = 5.0
+"""So long SQLite itself waits for its write lock: three times, until a writer gives up."""
 LOST_TRIES: Final = 3
+ANSWER_SECONDS: Final = 10.0
 
 
 NOW_MS: Final = {
@@ -72,7 +79,8 @@ class Database:
     SQLite has one writer: an asyncio lock keeps this process's writers in line, and BEGIN
     IMMEDIATE keeps other processes' out from before the first read. `connect` opens SQLite's
     driver connections in place of aiosqlite. `retried` is told why a transaction begins anew:
-    `deadlock`, `lock_wait`, `busy` (SQLite) or `lost`.
+    `deadlock`, `lock_wait`, `busy` (SQLite) or `lost`. A MySQL that does not answer a statement
+    within `answer_seconds` is away.
     """
 
     def __init__(
@@ -80,13 +88,16 @@ class Database:
         url: str,
         *,
         pool_size: int = 16,
+        answer_seconds: float = ANSWER_SECONDS,
         connect: Connect | None = None,
         retried: Callable[[str], None] | None = None,
     ) -> None:
         self._tell_retry = retried
+        self._answer_seconds = answer_seconds
         self.url: URL = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writer_lock = asyncio.Lock() if self.is_sqlite else None
+        self._given_up_at = float("-inf")
         self._writing: set[asyncio.Future[Any]] = set()
         if self.is_sqlite:
             self._writers = _sqlite_engine(
@@ -98,12 +109,14 @@ class Database:
             self._writers = _mysql_engine(
                 self.url,
                 pool_size,
+                answer_seconds=answer_seconds,
                 isolation_level="READ COMMITTED",
                 idle_on_mysql=IDLE_TRANSACTION_SECONDS,
             )
             self._readers = _mysql_engine(
                 self.url,
                 pool_size,
+                answer_seconds=answer_seconds,
                 isolation_level="AUTOCOMMIT",
                 idle_on_mysql=IDLE_CONNECTION_SECONDS,
             )
@@ -127,9 +140,10 @@ class Database:
         repeat after a commit whose outcome is unknown (idempotent by key or guard).
 
         Raises:
-            DatabaseUnavailable: after all tries.
+            DatabaseUnavailable: after all tries, or some 10 s (SQLite: 15 s) in which none can
+                succeed.
         """
-        transaction = asyncio.ensure_future(self._retried(self._write_once, work))
+        transaction = asyncio.ensure_future(self._write(work))
         self._writing.add(transaction)
         transaction.add_done_callback(self._writing.discard)
         return await asyncio.shield(transaction)
@@ -157,11 +171,24 @@ class Database:
         await self._writers.dispose()
         await self._readers.dispose()
 
-    async def _write_once(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+    async def _write(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
         if self._writer_lock is None:
-            async with self._writers.begin() as connection:
-                return await work(connection)
-        async with self._writer_lock, self._writers.begin() as connection:
+            return await self._retried(self._write_once, work)
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        async with self._writer_lock:
+            if self._given_up_at > asked:
+                # Another writer of this process could not begin meanwhile: nor could this one.
+                raise DatabaseUnavailable("the database stayed locked")
+            try:
+                return await self._retried(self._write_once, work)
+            except DatabaseUnavailable as error:
+                if error.__cause__ is not None and is_conflict(error.__cause__):
+                    self._given_up_at = loop.time()
+                raise
+
+    async def _write_once(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
+        async with self._writers.begin() as connection:
             return await work(connection)
 
     async def _read_once(self, work: Callable[[AsyncConnection], Awaitable[Value]]) -> Value:
@@ -173,18 +200,22 @@ class Database:
         once: Callable[[Callable[[AsyncConnection], Awaitable[Value]]], Awaitable[Value]],
         work: Callable[[AsyncConnection], Awaitable[Value]],
     ) -> Value:
+        loop = asyncio.get_running_loop()
         conflicts = losses = 0
+        conflicts_end, patience_end = float("inf"), loop.time() + self._answer_seconds
         while True:
             try:
                 return await once(work)
             except (DBAPIError, PoolTimeout, OSError, RuntimeError) as error:
                 if is_conflict(error):
                     conflicts += 1
-                    if conflicts >= CONFLICT_TRIES:
+                    conflicts_end = min(conflicts_end, loop.time() + CONFLICT_SECONDS)
+                    if conflicts >= CONFLICT_TRIES or loop.time() >= conflicts_end:
                         raise DatabaseUnavailable("the database stayed locked") from error
                 elif is_lost(error):
                     losses += 1
-                    if losses >= LOST_TRIES:
+                    silent = is_silent(error) and loop.time() >= patience_end
+                    if silent or losses >= LOST_TRIES:
                         raise DatabaseAway("the database cannot be reached") from error
                 elif is_about_data(error) or isinstance(error, RuntimeError):
                     raise
@@ -241,6 +272,13 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
+def is_silent(error: BaseException) -> bool:
+    """Tell that no connection was to be had, or no answer: the next try may take as long."""
+    if isinstance(error, PoolTimeout):
+        return True
+    return isinstance(error, DBAPIError) and _driver_code(error) in MYSQL_SILENT
+
+
 def is_closed_transport(error: BaseException) -> bool:
     """Tell uvloop's error of a connection that was reset a moment before it is used."""
     return isinstance(error, RuntimeError) and any(one in str(error) for one in CLOSED_TRANSPORT)
@@ -254,7 +292,7 @@ def _driver_code(error: DBAPIError) -> int | None:
 def _sqlite_engine(url: URL, *, begin: str, pool_size: int, connect: Connect | None) -> AsyncEngine:
     options: dict[str, Any] = {} if connect is None else {"async_creator": connect}
     engine = create_async_engine(
-        url, pool_size=pool_size, max_overflow=0, connect_args={"timeout": 10}, **options
+        url, pool_size=pool_size, max_overflow=0, connect_args={"timeout": BUSY_SECONDS}, **options
     )
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -265,7 +303,7 @@ def _sqlite_engine(url: URL, *, begin: str, pool_size: int, connect: Connect | N
         for pragma in (
             "journal_mode=WAL",
             "synchronous=FULL",
-            "busy_timeout=10000",
+            f"busy_timeout={BUSY_SECONDS * 1000:.0f}",
             "foreign_keys=ON",
         ):
             cursor.execute(f"PRAGMA {pragma}")
@@ -282,9 +320,15 @@ def _mysql_engine(
     url: URL,
     pool_size: int,
     *,
+    answer_seconds: float,
     isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"],
     idle_on_mysql: int,
 ) -> AsyncEngine:
+    bounded: dict[str, Any] = {}
+    if url.get_driver_name() == "aiomysql":
+        from app.plumbing.mysql import BoundedConnection  # noqa: PLC0415 - SQLite needs none of it
+
+        bounded = {"async_creator_fn": BoundedConnection.open, "answer_seconds": answer_seconds}
     engine = create_async_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
         pool_size=pool_size,
@@ -298,6 +342,7 @@ def _mysql_engine(
         pool_reset_on_return=None,
         isolation_level=isolation_level,
         connect_args={
+            **bounded,
             "connect_timeout": 5,
             # Strict mode refuses what it would otherwise cut; the short idle time frees the
             # row locks of a vanished process.

@@ -22,7 +22,8 @@ class GroupCommit(Generic[Item, Result]):
     `commit` gets up to `batch_limit` items and returns one result for each, in order; what was
     entered together is not divided, however long. If it raises anything but one of
     `shared_errors`, the batch is split until the offender stands alone and only its caller gets
-    the error; shared errors (the database is away) go to all.
+    the error; shared errors (the database is away) go to all, those that wait among them: they
+    would wait as long again to learn the same.
     """
 
     def __init__(
@@ -98,9 +99,12 @@ class GroupCommit(Generic[Item, Result]):
             if len(results) != len(batch):
                 raise RuntimeError("a group commit returned another number of results than items")
         except self._shared_errors as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+            for entries in (batch, *self._waiting):
+                for _, future in entries:
+                    if not future.done():
+                        future.set_exception(error)
+            self._waiting.clear()
+            self._backlog = 0
         except Exception as error:  # noqa: BLE001 - it goes to the one whose it is
             if len(batch) == 1:
                 if not batch[0][1].done():

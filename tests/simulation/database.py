@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from app.plumbing.database import BUSY_SECONDS
 from tests.simulation.history import History
 from tests.simulation.machine import EPOCH, PROCESS, Process
 from tests.simulation.network import Network
 
-BUSY_SECONDS: Final = 10.0
 LONGEST_POLL_SECONDS: Final = 0.05
 STATEMENTS_KEPT: Final = 1000
 NODE: Final = "db"
