@@ -287,7 +287,7 @@ def main() -> NoReturn:
 async def _up_async(
     settings: Settings, own: UpSettings, valkey: EmbeddedValkey | None, key: DevelopmentKey | None
 ) -> None:
-    from app.embedded import WorkerProcess, when_ready, worker_environment
+    from app.embedded import WorkerProcess, when_ready, worker_environment, worker_limit
     from app.serve import serve
 
     api_url = f"http://{settings.host}:{settings.port}"
@@ -296,7 +296,8 @@ async def _up_async(
         {
             **worker_environment(settings, own, api_url),
             "ONCUE_ADVERTISE_URL": worker_url,
-        }
+        },
+        limit_seconds=worker_limit(settings.grace_seconds),
     )
 
     async def beside(stopping: asyncio.Event) -> None:

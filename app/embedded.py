@@ -38,7 +38,11 @@ log = structlog.get_logger(__name__)
 
 LONGEST_SOCKET_PATH: Final = 90
 START_SECONDS: Final = 20.0
-STOP_SECONDS: Final = 28.0
+CLOSING_SECONDS: Final = 2.0
+"""Of the platform's grace, what is kept for its own end, after that of its worker."""
+MOST_WORKER_GRACE_SECONDS: Final = 3600.0
+WORKER_MARGIN_SECONDS: Final = 2.0
+"""So much earlier the worker's own grace is over: it is killed only if it is stuck."""
 PORT_FREE_SECONDS: Final = 20.0
 QUIET_SECONDS: Final = 1.0
 RESTART_PAUSE_SECONDS: Final = 1.0
@@ -133,6 +137,17 @@ def embed(settings: Settings) -> tuple[Settings, EmbeddedValkey | None]:
     return settings.model_copy(update=changes), valkey
 
 
+def worker_grace(grace_seconds: float) -> float:
+    """Return the grace that the worker of a platform is given: it reports before that one ends."""
+    own = worker_limit(grace_seconds) - min(WORKER_MARGIN_SECONDS, grace_seconds / 8)
+    return min(max(own, 1.0), MOST_WORKER_GRACE_SECONDS)
+
+
+def worker_limit(grace_seconds: float) -> float:
+    """Return when the worker of a platform that was told to end is killed, in seconds."""
+    return grace_seconds - min(CLOSING_SECONDS, grace_seconds / 8)
+
+
 def worker_environment(settings: Settings, own: UpSettings, api_url: str) -> dict[str, str]:
     """What the worker beside a dispatcher is told, as `ONCUE_*` variables."""
     secret = own.webhook_secret
@@ -148,6 +163,7 @@ def worker_environment(settings: Settings, own: UpSettings, api_url: str) -> dic
         "ONCUE_WORKER_HOST": "127.0.0.1",
         "ONCUE_WORKER_PORT": str(own.worker_port),
         "ONCUE_HANDLERS": own.handlers,
+        "ONCUE_GRACE_SECONDS": f"{worker_grace(settings.grace_seconds):g}",
     }
 
 
@@ -265,9 +281,13 @@ class EmbeddedValkey:
 
 
 class WorkerProcess:
-    """The worker of `oncue up`, kept running in its own process; it ends when we do."""
+    """The worker of `oncue up`, kept running in its own process; it ends when we do.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    One that has not ended `limit_seconds` after it was told to is killed.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
         self._environment = {**os.environ, **environment, "ONCUE_EXIT_WITH_STDIN": "1"}
         self._process: asyncio.subprocess.Process | None = None
 
@@ -309,7 +329,7 @@ class WorkerProcess:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        done, _ = await asyncio.wait({ended}, timeout=STOP_SECONDS)
+        done, _ = await asyncio.wait({ended}, timeout=self._limit_seconds)
         if not done:
             log.warning("worker_killed")
             with contextlib.suppress(ProcessLookupError):

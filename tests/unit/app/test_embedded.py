@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from app import embedded
-from app.embedded import exclusive_home, wait_for_port
+from app.embedded import (
+    UpSettings,
+    exclusive_home,
+    wait_for_port,
+    worker_environment,
+    worker_limit,
+)
 from app.serve import StartRefused
+from app.settings import Settings
 from tests.support.ports import free_port
 
 
@@ -49,3 +56,13 @@ def test_a_port_that_nobody_could_know_is_refused(port: str, tmp_path: Path) -> 
     assert told.returncode == 2
     assert "1 to 65535" in told.stderr
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("grace_seconds", [5, 30, 45, 600])
+def test_its_worker_ends_by_itself_before_it_is_killed_and_that_before_the_platform_ends(
+    grace_seconds: float, tmp_path: Path
+) -> None:
+    settings = Settings(_env_file=None, home=tmp_path, grace_seconds=grace_seconds)
+    told = worker_environment(settings, UpSettings(_env_file=None), "http://127.0.0.1:1")
+    own, limit = float(told["ONCUE_GRACE_SECONDS"]), worker_limit(grace_seconds)
+    assert grace_seconds * 0.7 < own < limit < grace_seconds
