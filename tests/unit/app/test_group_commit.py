@@ -121,6 +121,23 @@ async def test_an_error_that_is_shared_goes_to_all_and_no_batch_is_split() -> No
     assert await one.add(1) == 10
 
 
+async def test_an_error_that_is_shared_goes_to_those_who_wait_for_the_next_commit_too() -> None:
+    commits = Commits()
+    commits.away = True
+    commits.gate.clear()
+    one = group(commits)
+    first = asyncio.create_task(one.add(1))
+    await asyncio.sleep(0)
+    next_ones = [asyncio.create_task(one.add(number)) for number in (2, 3)]
+    await asyncio.sleep(0)
+    commits.gate.set()
+    results = await asyncio.gather(first, *next_ones, return_exceptions=True)
+    assert all(isinstance(result, Away) for result in results)
+    assert (commits.batches, one.backlog) == ([[1]], 0)
+    commits.away = False
+    assert await one.add(4) == 40
+
+
 async def test_what_is_above_the_backlog_limit_is_refused_at_once_and_not_taken() -> None:
     commits = Commits()
     commits.gate.clear()
