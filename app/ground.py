@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from app.metrics import Metrics
 from app.plumbing.bus import Bus
 from app.plumbing.clock import DatabaseClock
-from app.plumbing.database import Database
+from app.plumbing.database import CLOSE_SECONDS, Database
 from app.plumbing.http import InternalClient
 from app.plumbing.redis import patient_redis, single_shot_redis
 from app.plumbing.sealed import Sealer
@@ -33,12 +33,12 @@ class Ground:
     metrics: Metrics
     sealer: Sealer
 
-    async def close(self) -> None:
-        """Close every connection."""
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Close every connection; writes under way may take so long."""
         await self.client.close()
         await self.redis.aclose()
         await self.lock_redis.aclose()
-        await self.database.close()
+        await self.database.close(seconds)
 
 
 def lay_ground(settings: Settings, *, internal_token: str) -> Ground:

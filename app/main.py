@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -87,6 +87,7 @@ log = structlog.get_logger(__name__)
 CLOCK_SECONDS: Final = 5.0
 FIRST_ANSWER_SECONDS: Final = 3.0
 """The port opens after so long though the database has not answered: it says what it waits for."""
+LONGEST_COMMIT_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 5.0
 COUNT_LIMIT: Final = 10_000
@@ -131,6 +132,16 @@ class Parts:
     pulse: Pulse
     waits_for: str | None = "the process has not begun to serve"
     """Why nothing is served yet; None once everything is started."""
+    is_stopping: bool = False
+    seconds_left: Callable[[], float] = lambda: float("inf")
+    """How long commits that are under way at the stop may still take."""
+
+    def unfinished(self) -> dict[str, int]:
+        """Count what a process that ends now leaves undone."""
+        return {
+            "submissions": self.submitter.backlog,
+            "writes": self.ground.database.writing,
+        }
 
 
 def build_parts(ground: Ground) -> Parts:
@@ -289,6 +300,7 @@ async def stop_dispatching(parts: Parts) -> None:
 
     Requests are served on; stopping twice does nothing more.
     """
+    parts.is_stopping = True
     parts.waiters.close()
     parts.streams.close()
     if not parts.ground.settings.no_dispatch:
@@ -307,10 +319,18 @@ async def stop_dispatching(parts: Parts) -> None:
 
 
 async def stop_parts(parts: Parts) -> None:
-    """Stop dispatching, finish what is being committed, close every connection."""
+    """Stop dispatching, finish what is being committed, close every connection.
+
+    What a database does not take in the time that is left is given up, and was acknowledged to
+    nobody.
+    """
     await stop_dispatching(parts)
-    await parts.submitter.drained()
-    await parts.settler.drained()
+    try:
+        async with asyncio.timeout(min(parts.seconds_left(), LONGEST_COMMIT_SECONDS)):
+            await parts.submitter.drained()
+            await parts.settler.drained()
+    except TimeoutError:
+        log.warning("commits_given_up", **parts.unfinished())
     await parts.waiters.stop()
     await parts.standing.stop()
     await parts.streams.stop()
@@ -320,7 +340,7 @@ async def stop_parts(parts: Parts) -> None:
     await parts.clock_loop.stop()
     await parts.admission.stop()
     await parts.pulse.stop()
-    await parts.ground.close()
+    await parts.ground.close(parts.seconds_left())
 
 
 def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
@@ -348,6 +368,7 @@ def create_app(settings: Settings, ground: Ground | None = None) -> FastAPI:
         "limits": _BODY_LIMITS,
         "waits_for": lambda: parts.waits_for,
         "crowd": parts.admission.crowd,
+        "ends": lambda: parts.is_stopping,
     }
     app = _bare_app(lifespan, edge)
     app.state.parts = parts

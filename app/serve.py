@@ -18,15 +18,15 @@ from sqlalchemy.exc import DBAPIError
 
 from app.access.keys import BadKeys
 from app.lifecycle.schema import SchemaMismatch, check_schema
-from app.main import create_app, stop_dispatching, why_too_open
+from app.main import Parts, create_app, stop_dispatching, why_too_open
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.plumbing.doorway import ANSWER_HEADERS, Doorway
+from app.plumbing.grace import REST_SECONDS, Grace
 from app.plumbing.sealed import BadSecretKeys
 from app.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-SHUTDOWN_MARGIN_SECONDS = 5
 FIRST_LOOK_SECONDS = 5.0
 BACKLOG = 2048
 COLLECT_AFTER = (20_000, 20, 20)
@@ -67,33 +67,47 @@ async def serve(
         StartRefused: the schema, the keys, the port, or a database that refuses forbid it.
     """
     stopping = asyncio.Event()
+    parts: Parts | None = None
+
+    def held() -> dict[str, int]:
+        return {} if parts is None else parts.unfinished()
+
+    def stop() -> None:
+        grace.begin()
+        stopping.set()
+
+    grace = Grace(settings.grace_seconds, held)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     if sockets is not None:
         structlog.contextvars.bind_contextvars(pid=os.getpid())
-        loop.add_reader(sys.stdin, lambda: _end_with_stdin(loop, stopping))
+        loop.add_reader(sys.stdin, lambda: _end_with_stdin(loop, stop))
     if not await _checked(settings, stopping):
         return
     try:
         app = create_app(settings)
     except (BadKeys, BadSecretKeys) as error:
         raise StartRefused(str(error)) from None
+    parts = app.state.parts
+    assert isinstance(parts, Parts)
+    parts.seconds_left = grace.left_for_commits
     server = http_server(app, settings)
     serving = asyncio.create_task(_serve(server, settings, sockets))
     companion = asyncio.create_task(
         _nothing(stopping) if beside is None else _run(beside, stopping)
     )
-    stop = asyncio.create_task(stopping.wait())
-    await asyncio.wait({serving, companion, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.set()
+    told = asyncio.create_task(stopping.wait())
+    await asyncio.wait({serving, companion, told}, return_when=asyncio.FIRST_COMPLETED)
+    stop()
     # What runs beside (the worker of `oncue up`) still needs the API to report to.
     if not serving.done():
-        await stop_dispatching(app.state.parts)
+        await stop_dispatching(parts)
     results = [await _result(companion)]
+    server.config.timeout_graceful_shutdown = max(1, int(grace.left_for_requests()))
     server.should_exit = True
     results.append(await _result(serving))
-    stop.cancel()
+    told.cancel()
     for result in results:
         if result is not None:
             raise result
@@ -116,15 +130,15 @@ def http_server(app: FastAPI, settings: Settings) -> Server:
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, int(settings.grace_seconds) - SHUTDOWN_MARGIN_SECONDS),
+            timeout_graceful_shutdown=max(1, int(settings.grace_seconds - REST_SECONDS)),
         )
     )
 
 
-def _end_with_stdin(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+def _end_with_stdin(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     if not os.read(sys.stdin.fileno(), 1024):
         loop.remove_reader(sys.stdin)
-        stopping.set()
+        stop()
 
 
 async def _serve(server: Server, settings: Settings, sockets: list[socket.socket] | None) -> None:

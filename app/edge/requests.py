@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Final
 
 import structlog
@@ -32,6 +34,10 @@ OWN_PAGES: Final = (
 )
 """For the documentation, whose scripts stand in its page: nothing comes from, or goes, elsewhere.
 """
+_ENDING: Final = Problem(
+    "not_ready",
+    "The process ends, and it is not known whether anything was stored: repeat the same request.",
+)
 _QUIET_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/internal/")
 
 
@@ -57,7 +63,8 @@ class RequestEdge:
     """ASGI middleware: binds `X-Request-Id`, bounds the body, and logs how the request ended.
 
     What `waits_for` says, unless None, is why requests to the API are not served yet. A request
-    of a caller is served within `crowd`, which may refuse it.
+    of a caller is served within `crowd`, which may refuse it. One that is cancelled while the
+    process `ends` is told to come back: other servers are there, or this one will be.
     """
 
     def __init__(
@@ -67,11 +74,13 @@ class RequestEdge:
         limits: dict[str, int] | None = None,
         waits_for: Callable[[], str | None] = lambda: None,
         crowd: AbstractContextManager[None] | None = None,
+        ends: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._limits = limits or {}
         self._waits_for = waits_for
         self._crowd = crowd or nullcontext()
+        self._told_at_the_end = _ToldAtTheEnd(ends)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -118,7 +127,7 @@ class RequestEdge:
                 raise _too_large(limit)
             if path.startswith(_SERVED_ONCE_STARTED) and (missing := self._waits_for()) is not None:
                 raise Problem("not_ready", f"Repeat the request later: {missing}.")
-            with self._crowd if path.startswith(_CALLERS) else _ALONE:
+            with self._told_at_the_end, self._crowd if path.startswith(_CALLERS) else _ALONE:
                 await self._app(scope, bounded_receive, send_with_id)
         except Problem as problem:
             if status:
@@ -135,6 +144,25 @@ class RequestEdge:
                 status=status,
                 milliseconds=round((time.perf_counter() - started) * 1000, 1),
             )
+
+
+class _ToldAtTheEnd:
+    """Makes of a request that is cancelled while the process ends one that is refused."""
+
+    def __init__(self, ends: Callable[[], bool]) -> None:
+        self._ends = ends
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and issubclass(kind, asyncio.CancelledError) and self._ends():
+            raise _ENDING from None
 
 
 def _too_large(limit: int) -> Problem:

@@ -124,6 +124,11 @@ class Database:
         self._ask_now: Final = text(f"SELECT {self.now_ms}")
 
     @property
+    def writing(self) -> int:
+        """How many transactions of `write` are under way, or wait for their turn."""
+        return len(self._writing)
+
+    @property
     def file_is_missing(self) -> bool:
         """True for a SQLite database whose file is not there; connecting would create it."""
         return self.is_sqlite and not Path(self.url.database or "").exists()
@@ -164,10 +169,10 @@ class Database:
 
         return await self.read(ask)
 
-    async def close(self) -> None:
-        """Close every connection, after the writes whose callers have left."""
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Close every connection, after the writes whose callers have left; these may take 5 s."""
         if self._writing:
-            await asyncio.wait(self._writing, timeout=CLOSE_SECONDS)
+            await asyncio.wait(self._writing, timeout=min(seconds, CLOSE_SECONDS))
         await self._writers.dispose()
         await self._readers.dispose()
 
