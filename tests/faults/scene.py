@@ -38,7 +38,6 @@ class Scene:
             "jobHandler": handler,
             "params": {"ms": ms},
             "maxRetry": 3,
-            "retryIntervalSeconds": 0,
             "callbackUrl": self.cluster.receiver.url(),
             **fields,
         }

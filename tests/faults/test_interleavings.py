@@ -90,7 +90,9 @@ def test_the_next_attempt_waits_for_a_thread_that_goes_on_after_its_timeout(
     tmp_path: Path,
 ) -> None:
     with scene(tmp_path) as one:
-        job_id = one.submit("fault_stubborn", 3_000, timeoutMs=500, maxRetry=1)
+        job_id = one.submit(
+            "fault_stubborn", 3_000, timeoutMs=500, maxRetry=1, retryIntervalSeconds=0
+        )
         first = one.noted(job_id, "returned")
         assert one.started(job_id, 2).at > first.at
         assert one.settled().violations == []

@@ -15,7 +15,7 @@ def test_a_killed_workers_run_is_repeated_once_elsewhere_and_only_after_its_deat
     engine: Engine, new_platform: NewPlatform
 ) -> None:
     platform = new_platform(engine).start(workers=2)
-    fields = {"retryIntervalSeconds": 0, "maxRetry": 1}
+    fields = {"maxRetry": 1}
     job_ids = [platform.submit("record", {"ms": 6000}, **fields) for _ in range(8)]
 
     def begun() -> dict[int, str]:

@@ -442,7 +442,10 @@ def _what_follows(
                 RetryPolicy(job["max_retry"], job["retry_interval_ms"], job["retry_backoff"]),
                 attempt=attempt,
                 retryable=ending.retryable,
-                retry_after_ms=ending.retry_after_ms,
+                # The proof of its worker's death has taken its time already.
+                retry_after_ms=(
+                    0 if ending.status is ExecutionStatus.LOST else ending.retry_after_ms
+                ),
                 jitter=random.random(),
             )
             if isinstance(decision, GiveUp):
