@@ -43,8 +43,9 @@ WORKDIR /home/oncue
 EXPOSE 8080 8081
 
 # A dispatcher answers on one port, a worker on the other. `oncue migrate` ends before it is asked.
+# A worker that drains is not ready, and well: it must not be replaced while it ends its runs.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
-    CMD ["python", "-c", "import os, sys, urllib.request as web\nfor name, port in (('ONCUE_PORT', 8080), ('ONCUE_WORKER_PORT', 8081)):\n    try:\n        web.urlopen(f'http://127.0.0.1:{os.environ.get(name) or port}/readyz', timeout=1)\n    except OSError:\n        continue\n    sys.exit(0)\nsys.exit(1)"]
+    CMD ["python", "-c", "import os, sys, urllib.request as web\nfor name, port in (('ONCUE_PORT', 8080), ('ONCUE_WORKER_PORT', 8081)):\n    try:\n        web.urlopen(f'http://127.0.0.1:{os.environ.get(name) or port}/readyz', timeout=1)\n    except web.HTTPError as answer:\n        if b'\"draining\":true' not in answer.read():\n            continue\n    except OSError:\n        continue\n    sys.exit(0)\nsys.exit(1)"]
 
 # oncue is process 1 and gets SIGTERM itself; it ends within ONCUE_GRACE_SECONDS (30).
 ENTRYPOINT ["oncue"]

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -28,13 +29,17 @@ class Fail(Exception):
 
 
 class Retry(Exception):
-    """Raised by a handler to ask for another attempt, `after` seconds from now or by the policy."""
+    """Raised by a handler to ask for another attempt, `after` so long from now or by the policy.
 
-    def __init__(self, message: str = "", *, after: float | None = None) -> None:
-        if after is not None and not 0 <= after <= 31_536_000:
+    `after` is in seconds, or a timedelta.
+    """
+
+    def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not 0 <= seconds <= 31_536_000:
             raise ValueError("after must be between 0 and 31536000 seconds")
         super().__init__(message)
-        self.after_seconds = after
+        self.after_seconds = seconds
 
 
 class ParamsInvalid(Fail):

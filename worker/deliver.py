@@ -439,12 +439,17 @@ class Deliverer:
 
 
 def read_retry_after(status: int, headers: Mapping[str, str], now: float) -> int | None:
-    """Milliseconds that a 429 or 503 asks to wait, a second to a day; `now` is epoch seconds.
+    """Milliseconds that a 429 or 503 asks to wait, a second to a day; `now` is epoch seconds."""
+    return wait_asked(headers, now) if status in (429, 503) else None
+
+
+def wait_asked(headers: Mapping[str, str], now: float) -> int | None:
+    """Milliseconds that `Retry-After` asks to wait, a second to a day; `now` is epoch seconds.
 
     None if it asks nothing that can be obeyed, as with a date that is over.
     """
     text = headers.get("Retry-After", "").strip()
-    if status not in (429, 503) or not text:
+    if not text:
         return None
     if text.isascii() and text.isdigit():
         return _obeyed(int(text[:9]))

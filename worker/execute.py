@@ -44,6 +44,11 @@ log = structlog.get_logger(__name__)
 TIMED_OUT: Final = Verdict(
     "timed_out", code="timeout", message="the run took longer than timeoutMs"
 )
+OVERDUE: Final = Verdict(
+    "timed_out",
+    code="timeout",
+    message="the run was still going on long after timeoutMs, and a dispatcher stopped it",
+)
 SHUT_DOWN: Final = Verdict(
     "returned", code="worker_shutdown", message="the worker was shut down before the run ended"
 )
@@ -68,8 +73,8 @@ UNWANTED: Final = Verdict("cancelled", code="cancelled", message="the run was no
 
 def cancelled_as(status: str) -> Verdict:
     """The verdict for a run that its dispatcher stopped."""
-    if status == TIMED_OUT.status:
-        return TIMED_OUT
+    if status == OVERDUE.status:
+        return OVERDUE
     return Verdict(status, code="cancelled", message="the run was cancelled")
 
 

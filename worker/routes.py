@@ -39,9 +39,10 @@ opened = APIRouter(tags=["operations"])
 
 
 class Readiness(Message):
-    """Whether the worker can do its work, and which part is missing."""
+    """Whether the worker takes runs; if not, which part is missing, or that it drains."""
 
     ready: bool
+    draining: bool = Field(description="It takes no more runs, and goes on with those it has.")
     redis: bool = Field(description="Redis answers.")
     dispatcher: bool = Field(description="A beat was acknowledged in the last 15 s.")
     handlers: bool = Field(description="It offers handlers, or delivers callbacks.")
@@ -106,7 +107,7 @@ async def healthz(parts: Running) -> WorkerHealth:
 
 @opened.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
 async def readyz(parts: Running) -> Response:
-    """Say whether runs can be taken, and what is missing; 503 if anything is."""
+    """Say whether runs can be taken; 503 if anything is missing, or the worker drains."""
     age = parts.liveness.beat_age_seconds()
     found = {
         "redis": await parts.leases.is_reachable(),
@@ -114,8 +115,10 @@ async def readyz(parts: Running) -> Response:
         "handlers": bool(parts.identity.handlers) or parts.identity.delivers,
     }
     missing = [name for name, there in found.items() if not there]
-    state = Readiness(ready=not missing, missing=missing, **found)
-    return JSONResponse(state.model_dump(by_alias=True), 503 if missing else 200)
+    draining = parts.held.draining
+    ready = not missing and not draining
+    state = Readiness(ready=ready, draining=draining, missing=missing, **found)
+    return JSONResponse(state.model_dump(by_alias=True), 200 if ready else 503)
 
 
 @opened.get(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from tests.support.image import (
     start_order,
     variables_of_compose,
 )
+from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from worker.settings import WorkerSettings
 
@@ -160,3 +165,34 @@ def test_a_container_is_given_longer_than_a_process_takes_to_end() -> None:
     grace = Settings.model_fields["grace_seconds"].default
     for name in OURS:
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > grace
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (200, '{"ready":true}', 0),
+        (503, '{"ready":false,"draining":true}', 0),
+        (503, '{"ready":false,"draining":false}', 1),
+    ],
+)
+def test_the_image_is_healthy_when_it_is_ready_or_drains(status: int, body: str, code: int) -> None:
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_args: object) -> None:
+            """Keep the output of the tests to themselves."""
+
+    with HTTPServer(("127.0.0.1", 0), Ready) as server, ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(server.handle_request)
+        environment = {
+            "ONCUE_PORT": str(free_port()),
+            "ONCUE_WORKER_PORT": str(server.server_port),
+            "no_proxy": "127.0.0.1",
+        }
+        _python, *arguments = read_dockerfile()[-1].health_check
+        asked = subprocess.run([sys.executable, *arguments], env=environment, check=False)
+        answered.result()
+    assert asked.returncode == code

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from oncue import __version__
 from oncue.handlers import NOT_TOLD, Context, Fail, Retry
-from worker.deliver import read_retry_after
+from worker.deliver import wait_asked
 from worker.egress import (
     RUN_NETWORKS,
     Egress,
@@ -107,7 +107,7 @@ class UrlCaller:
             raise EgressFailed("the answer broke off")
         if call.expects(reply.status):
             return _describe(reply)
-        after_ms = read_retry_after(reply.status, reply.headers, time.time())
+        after_ms = wait_asked(reply.headers, time.time())
         # "At once" says nothing: the job's own interval is what keeps its attempts apart.
         if after_ms:
             raise Retry(f"the URL answered {reply.status}", after=after_ms / 1000)

@@ -22,6 +22,8 @@ async def site() -> AsyncIterator[str]:
     async def answer(request: web.Request) -> web.Response:
         kind = request.match_info["kind"]
         headers = {"busy": {"Retry-After": "7"}, "hasty": {"Retry-After": "0"}}.get(kind, {})
+        if kind.isdigit():
+            return web.Response(status=int(kind), headers={"Retry-After": "7"})
         return {
             "json": web.json_response({"got": await request.text(), "method": request.method}),
             "surrogate": web.Response(body=b'"\\ud800"', content_type="application/json"),
@@ -110,8 +112,11 @@ async def test_a_redirect_is_not_followed(call: Any) -> None:
     assert outcome.result["headers"]["location"] == "http://127.0.0.1:9/"
 
 
-async def test_retry_after_is_honoured(call: Any) -> None:
-    outcome = await call("/busy")
+@pytest.mark.parametrize("path", ["/busy", "/408", "/413", "/425", "/429", "/500", "/502", "/504"])
+async def test_retry_after_is_honoured_whatever_unexpected_status_has_it(
+    call: Any, path: str
+) -> None:
+    outcome = await call(path)
     assert (outcome.error.code, outcome.retry_after_ms) == ("retry_requested", 7000)
 
 

@@ -188,6 +188,21 @@ async def test_readiness_names_what_is_missing(
         assert "dispatcher" in (await worker.get("/readyz")).json()["missing"]
 
 
+async def test_a_worker_that_drains_is_not_ready_and_lives(client: Open) -> None:
+    async with client() as worker:
+
+        async def is_ready() -> bool:
+            return bool((await worker.get("/readyz")).status_code == 200)
+
+        await until_async(is_ready)
+        await worker.post("/drain")
+        answer = await worker.get("/readyz")
+        assert (await worker.get("/healthz")).status_code == 200
+    assert answer.status_code == 503
+    told = answer.json()
+    assert (told["ready"], told["draining"], told["missing"]) == (False, True, [])
+
+
 async def test_health_is_the_boot_id_of_the_beats(client: Open, dispatcher: FakeDispatcher) -> None:
     async with client() as worker:
         await until_async(lambda: dispatcher.beats)

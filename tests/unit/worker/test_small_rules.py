@@ -11,6 +11,7 @@ from oncue import Context, Fail
 from worker.clock import DatabaseClock, boot_seconds
 from worker.cpu import CpuIdle, find_cgroup_limit
 from worker.deliver import read_retry_after
+from worker.execute import TIMED_OUT, cancelled_as
 from worker.handlers.built_in import ToldToFail, echo, fail, sleep
 from worker.report import backoff_seconds
 
@@ -130,3 +131,9 @@ async def test_fail_fails_as_many_attempts_as_told() -> None:
 async def test_fail_refuses_bad_params(params: Any) -> None:
     with pytest.raises(Fail):
         await fail(params, context())
+
+
+def test_a_run_that_a_dispatcher_stopped_as_overdue_says_so() -> None:
+    stopped = cancelled_as("timed_out")
+    assert (stopped.status, stopped.code) == (TIMED_OUT.status, TIMED_OUT.code)
+    assert "a dispatcher stopped it" in stopped.message

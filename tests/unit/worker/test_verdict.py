@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -44,6 +45,22 @@ def test_any_error_text_can_be_sent(text: str) -> None:
     for error in (ValueError(text), Fail(text, code=text), Retry(text)):
         outcome = encode_outcome(make_run("h"), judge_error(error), TIMES)
         Failure.model_validate(json.loads(outcome.wire)["error"])
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [(1.5, 1500), (timedelta(milliseconds=1500), 1500), (timedelta(), 0), (None, None)],
+)
+def test_a_retry_is_asked_for_in_seconds_or_as_a_timedelta(
+    after: float | timedelta | None, expected: int | None
+) -> None:
+    assert judge_error(Retry("later", after=after)).retry_after_ms == expected
+
+
+@pytest.mark.parametrize("after", [-1, timedelta(seconds=-1), timedelta(days=400), float("nan")])
+def test_a_retry_that_is_no_time_ahead_is_refused(after: float | timedelta) -> None:
+    with pytest.raises(ValueError, match="between 0 and 31536000"):
+        Retry(after=after)
 
 
 class Broken(Exception):
