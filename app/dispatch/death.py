@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -24,7 +24,7 @@ from app.fleet.reports import ending_of
 from app.fleet.settler import Settler
 from app.ground import Ground
 from app.lifecycle.moves.deliver import find_deliveries_of, release_deliveries
-from app.lifecycle.moves.ending import Ending
+from app.lifecycle.moves.ending import MAX_REASON_LENGTH, Ending
 from app.lifecycle.moves.release import Released, StoppingRun, read_stopping, release_stopped
 from app.lifecycle.nodes import Node, mark_down
 from app.lifecycle.running import RunningTask
@@ -218,7 +218,7 @@ class Deaths:
         """
         leases = await asyncio.gather(*(self._lease(run, give_up=True) for run in estate.running))
         endings = [
-            lease if isinstance(lease, Ending) else _lost(task, reason)
+            _found(lease, reason) if isinstance(lease, Ending) else _lost(task, reason)
             for task, lease in zip(estate.running, leases, strict=True)
             if lease not in (Lease.HELD, Lease.UNREADABLE)
         ]
@@ -311,5 +311,10 @@ def _lost(task: RunningTask, reason: str) -> Ending:
         status=ExecutionStatus.LOST,
         error_code="worker_lost",
         error_message="The worker died while it ran this.",
-        reason=reason[:255],
+        reason=reason[:MAX_REASON_LENGTH],
     )
+
+
+def _found(ending: Ending, reason: str) -> Ending:
+    told = f"{reason}; its outcome was found under the run key"
+    return replace(ending, reason=told[:MAX_REASON_LENGTH])

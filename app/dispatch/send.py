@@ -26,7 +26,7 @@ from app.ground import Ground
 from app.lifecycle.callback_body import wants
 from app.lifecycle.moves.assign import Reassignment, note_running, reassign
 from app.lifecycle.moves.claim import Claimed
-from app.lifecycle.moves.ending import Ending
+from app.lifecycle.moves.ending import MAX_REASON_LENGTH, Ending
 from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.nodes import Node
 from app.lifecycle.running import read_unwanted
@@ -482,7 +482,9 @@ class Sender:
                         status=ExecutionStatus.RETURNED,
                         error_code="refused",
                         error_message=f"The worker refused the run: {reasons[run.execution_id]}.",
-                        reason=f"refused by {run.worker_id}: {reasons[run.execution_id]}"[:255],
+                        reason=(f"refused by {run.worker_id}: {reasons[run.execution_id]}")[
+                            :MAX_REASON_LENGTH
+                        ],
                         in_term=fence.term,
                         in_partition=fence.partition,
                         counts=self._counts(reasons[run.execution_id]),

@@ -17,7 +17,7 @@ from app.fleet.groups import read_fence
 from app.fleet.settler import Settler, unstorable
 from app.ground import Ground
 from app.lifecycle.moves.deliver import note_tries
-from app.lifecycle.moves.ending import Ending, Settlement
+from app.lifecycle.moves.ending import MAX_REASON_LENGTH, Ending, Settlement
 from app.lifecycle.moves.release import release_stopped
 from app.lifecycle.nodes import GroupKey
 from app.lifecycle.states import ExecutionStatus
@@ -298,9 +298,17 @@ def ending_of(outcome: Outcome, deliver_by: str | None, sealer: Sealer) -> Endin
         accepted_at=outcome.accepted_at,
         started_at=outcome.started_at,
         finished_at=outcome.finished_at,
+        reason=_reason(outcome.status, code, message),
         deliver_by=deliver_by,
         secret=outcome.result_sealed,
     )
+
+
+def _reason(status: OutcomeStatus, code: str | None, message: str | None) -> str | None:
+    """Say why the platform ended a run, as its worker tells it; a handler's own end has none."""
+    if status in (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED):
+        return None
+    return ": ".join(part for part in (code, message) if part)[:MAX_REASON_LENGTH] or None
 
 
 def _result_text(outcome: Outcome, sealer: Sealer) -> str:

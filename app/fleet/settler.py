@@ -125,4 +125,5 @@ def unstorable(ending: Ending) -> Ending:
         accepted_at=None,
         started_at=None,
         finished_at=None,
+        reason=None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,10 @@ from app.jobs.reason_codes import ReasonCode
 from app.jobs.requests import OverlapPolicy
 from app.schedules.cron import DstFold, DstGap
 from app.schedules.grammar import Dialect
+
+WHY: Final = (
+    "Why the platform, not the handler, ended it; or how its end was found when its worker died."
+)
 
 
 class JobError(Wire):
@@ -44,7 +48,7 @@ class Execution(Wire):
     progress: Progress | None
     result: Any
     error: JobError | None
-    reason: str | None = Field(description="Why the platform, not the handler, ended it.")
+    reason: str | None = Field(description=WHY)
 
 
 class JobWarning(Wire):
@@ -142,7 +146,7 @@ class ExplainedAttempt(Wire):
     started_at: Timestamp | None
     finished_at: Timestamp | None
     error: JobError | None
-    reason: str | None = Field(description="Why the platform, not the handler, ended it.")
+    reason: str | None = Field(description=WHY)
     story: str
 
 

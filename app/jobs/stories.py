@@ -94,7 +94,7 @@ def _returned(row: RowMapping) -> str:
     opening = f"refused by {row['worker_id']}: "
     if (row["reason"] or "").startswith(opening):
         return f"refused attempt {row['attempt']} ({row['reason'].removeprefix(opening)})"
-    return f"gave attempt {row['attempt']} back"
+    return f"gave attempt {row['attempt']} back{_why(row)}"
 
 
 def _why(row: RowMapping) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from app.lifecycle.moves.follow import NOTHING, Followed
 from app.lifecycle.states import ExecutionStatus, JobStatus
+
+MAX_REASON_LENGTH: Final = 255
+"""Characters of a reason that its column takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from tests.integration.app.rig import (
     insert,
     new_jobs,
     new_term,
+    outcome_of,
     rows_of,
     running_job,
     settings_of,
@@ -1063,3 +1064,19 @@ async def test_whatever_state_a_row_has_there_is_an_explanation(
         found = await explained(api.client, job_id)
         assert found["reasons"]
         assert found["summary"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("returned", "worker_shutdown"), ("returned", "worker_cut_off"), ("timed_out", "timeout")],
+)
+async def test_the_history_keeps_why_a_worker_ended_a_run_that_its_handler_did_not_end(
+    api: Door, status: str, code: str
+) -> None:
+    run = await running_job(api.database)
+    message = "so it was " + "x" * 300
+    error = {"code": code, "message": message}
+    await api.report(outcome_of(run, status=status, error=error))
+    (attempt,) = (await explained(api.client, run.job_id))["attempts"]
+    assert attempt["reason"] == f"{code}: {message}"[:255]
+    assert f"({code})" in attempt["story"]

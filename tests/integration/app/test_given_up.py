@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
@@ -10,7 +11,7 @@ from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.release import read_stopping
 from app.lifecycle.nodes import read_nodes
 from app.lifecycle.running import read_running
-from app.lifecycle.states import ExecutionStatus
+from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.plumbing.database import Database
 from oncue.protocol import GIVEN_UP, WorkerState, run_key, run_mark, stopping_key
 from tests.integration.app.rig import (
@@ -20,6 +21,8 @@ from tests.integration.app.rig import (
     door,
     insert,
     new_term,
+    outcome_of,
+    rows_of,
     running_job,
     value_of,
 )
@@ -40,6 +43,36 @@ async def test_a_lost_run_leaves_a_mark_that_no_late_worker_begins_on(
         await _take_back(here)
         assert await here.parts.ground.redis.get(key) == run_mark(GIVEN_UP, GIVEN_UP)
         assert await value_of(here.database, STATUS, id=run.execution_id) == ExecutionStatus.LOST
+
+
+async def test_a_job_whose_worker_died_is_due_at_once_and_has_used_up_an_attempt(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database, retry_interval_ms=86_400_000, max_retry=1)
+        await _take_back(here)
+        due = f"SELECT next_trigger_time > {here.database.now_ms} FROM job_info WHERE status = 0"
+        assert await value_of(here.database, due) == 0
+        term = await new_term(here.database)
+        (again,) = await claimed(here.database, [run.job_id], term=term)
+        assert again.attempt == 2
+        await _take_back(here)
+        (job,) = await rows_of(here.database, "SELECT status, error_code FROM job_info")
+        assert (job["status"], job["error_code"]) == (JobStatus.FAILED, "worker_lost")
+
+
+async def test_an_outcome_that_is_found_under_the_key_says_so_in_the_history(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as here:
+        run = await running_job(here.database)
+        key = run_key(migrated_engine.redis_prefix, run.job_id, run.trigger_ts)
+        outcome = json.dumps(outcome_of(run, {"n": 1}))
+        await here.parts.ground.redis.set(key, run_mark("boot", run.execution_id) + outcome)
+        await _take_back(here)
+        (log,) = await rows_of(here.database, "SELECT status, reason FROM job_log")
+        assert log["status"] == ExecutionStatus.SUCCEEDED
+        assert log["reason"] == "worker dead; its outcome was found under the run key"
 
 
 async def test_a_mark_whose_run_could_not_be_settled_hinders_no_later_look(
