@@ -343,6 +343,13 @@ def _event_schema(
         "result": {"description": "What the handler returned."},
         "error": {"anyOf": [{"$ref": "#/components/schemas/JobError"}, {"type": "null"}]},
     }
+    more = {
+        "nominalTime": {
+            **time,
+            "description": "Of a schedule's job alone: the time that it stands for.",
+        },
+        **more,
+    }
     return {
         "type": "object",
         "required": ["type", "timestamp", "data"],

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class Context:
     schedule: hand it to whatever the handler calls to make its effects idempotent.
     `secret_params` tells that the params are secret: what a handler logs, or raises, is kept in
     clear.
+
+    `nominal_time` (UTC) is the time of its schedule that the run stands for, the same over all
+    attempts and however late they are, also in a backfill; None for a job that no schedule made.
     """
 
     job_id: int
@@ -78,6 +81,7 @@ class Context:
     client_request_id: str | None = None
     shard_index: int = 0
     shard_total: int = 1
+    nominal_time: datetime | None = None
     cancel_event: threading.Event = field(default_factory=threading.Event, repr=False)
     logger: logging.Logger = field(default=logging.getLogger("oncue.handler"), repr=False)
     output: Output = field(default=LogOutput(), repr=False, compare=False)

@@ -122,6 +122,11 @@ class Run(Message):
     timeout_ms: Annotated[Int64, Field(gt=0)]
     shard_index: Int32 = 0
     shard_total: Int32 = 1
+    nominal_time: Annotated[Int64, Field(ge=0, le=LATEST_TIME)] | None = Field(
+        None,
+        description="The time of its schedule that it stands for. Not sent of a job that no "
+        "schedule made, nor by an older dispatcher.",
+    )
     start_in_ms: float | None = Field(
         None,
         ge=0,

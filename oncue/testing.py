@@ -91,7 +91,8 @@ def run_handler(
     """Run a handler, plain or async, and return its value as the job's `result` would show it.
 
     `context` sets fields of the `Context` that the handler is given (`attempt=2`, `shard_index=1`,
-    `client_request_id="order-1"`); the others have values that are plain for a first attempt.
+    `client_request_id="order-1"`, `nominal_time=datetime(2026, 1, 31, 2, tzinfo=UTC)` as of a
+    schedule's run); the others have values that are plain for a first attempt.
     With `output=Recorder()` the test sees what the handler told `ctx.log` and `ctx.progress`.
     What the handler raises is passed on. Params go through JSON, as they do on their way to a
     worker, and are converted to what the handler's annotation says. `isolation` is ignored: the

@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,9 +66,7 @@ def _run(request: dict[str, Any], output: ChildOutput) -> Verdict:
         for module in request["modules"]:
             importlib.import_module(module)
         handler = REGISTRY[request["handler"]]
-        value = handler.call(
-            request["params"], lambda: Context(**request["context"], output=output)
-        )
+        value = handler.call(request["params"], lambda: _context(request["context"], output))
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return judge_value(value)
@@ -76,6 +75,12 @@ def _run(request: dict[str, Any], output: ChildOutput) -> Verdict:
         if verdict.code == "handler_error":
             logging.getLogger("oncue.handler").exception("the handler failed")
         return verdict
+
+
+def _context(fields: dict[str, Any], output: ChildOutput) -> Context:
+    nominal = fields["nominal_time"]
+    moment = None if nominal is None else datetime.fromisoformat(nominal)
+    return Context(**{**fields, "nominal_time": moment}, output=output)
 
 
 def _take_standard_input() -> BinaryIO:

@@ -11,6 +11,7 @@ import functools
 import time
 import traceback
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import structlog
@@ -28,6 +29,7 @@ from worker.log_buffer import RunLog
 from worker.threads import NoThread, RunThreads
 from worker.verdict import Verdict, judge_error, judge_value
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 CLEANUP_SECONDS: Final = 3.0
 """How long a cancelled coroutine or a killed child may take before it counts as unstoppable."""
 TIMER_SECONDS: Final = 0.001
@@ -304,9 +306,15 @@ class Executor:
             shard_index=run.shard_index,
             shard_total=run.shard_total,
             secret_params=run.secret_params,
+            nominal_time=moment_of(run.nominal_time),
             cancel_event=execution.cancel_event,
             output=execution.log or LogOutput(),
         )
+
+
+def moment_of(epoch_ms: int | None) -> datetime | None:
+    """Return a time of the wire as handlers are given it: aware, in UTC."""
+    return None if epoch_ms is None else EPOCH + timedelta(milliseconds=epoch_ms)
 
 
 def handler_trace(error: BaseException) -> str:

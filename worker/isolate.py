@@ -92,6 +92,7 @@ def _encode_request(execution: Execution, context: Context, modules: tuple[str, 
             "shard_index": context.shard_index,
             "shard_total": context.shard_total,
             "secret_params": context.secret_params,
+            "nominal_time": context.nominal_time and context.nominal_time.isoformat(),
         },
     }
     return json.dumps(request).encode() + b"\n"

@@ -316,6 +316,7 @@ class Sender:
             "timeoutMs": run.timeout_ms or self._default_timeout_ms,
             "shardIndex": run.shard_index,
             "shardTotal": run.shard_total,
+            **({} if run.nominal_time is None else {"nominalTime": run.nominal_time}),
             **self._start(run),
             **self._secrets(run, node),
             **({} if networks is None else {"egressAllow": networks}),

@@ -51,6 +51,7 @@ class CallbackJob:
     error_code: str | None
     error_message: str | None
     next_trigger_at: int | None = None
+    nominal_time: int | None = None
 
 
 def render_callback(job: CallbackJob) -> str:
@@ -77,6 +78,8 @@ def render_callback(job: CallbackJob) -> str:
             "error": None if succeeded or job.error_code is None else error,
         },
     }
+    if job.nominal_time is not None:
+        body["data"]["nominalTime"] = rfc3339(job.nominal_time)
     if job.next_trigger_at is not None:
         body["data"]["nextTriggerTime"] = rfc3339(job.next_trigger_at)
     return orjson.dumps(body).decode()

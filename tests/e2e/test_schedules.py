@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
-from oncue import AsyncClient, Client
+from oncue import AsyncClient, Client, Job
 from tests.support.cli import oncue as command
 from tests.support.processes import Platform
 from tests.support.wait import until
@@ -39,6 +39,32 @@ def test_a_schedule_runs_and_is_operated_by_the_client(platform: Platform) -> No
         until(lambda: len(children()) >= (done.total or 0), 30, what="the backfill")
         until(lambda: all(one["status"] == "SUCCEEDED" for one in children()), 30, what="its runs")
         oncue.cancel(cron)
+
+
+def test_each_run_is_told_the_time_that_it_stands_for(platform: Platform) -> None:
+    with Client(platform.url) as oncue:
+        assert oncue.wait(oncue.submit("nominal"), timeout=30).result is None
+        every = oncue.submit("nominal", interval=0.2, max_fires=2, overlap_policy="allow")
+        oncue.wait(every, timeout=30)
+        month = oncue.submit("nominal", cron="0 9 1 * *", timezone="Europe/Berlin")
+        begin = datetime(2025, 12, 1, tzinfo=UTC)
+        oncue.backfill(month, begin, begin + timedelta(days=90), max_concurrent=3)
+
+        def ended(schedule: Job, count: int) -> list[tuple[datetime | None, str]] | None:
+            made = [oncue.get(one) for one in oncue.children(schedule)]
+            told = [(one.nominal_time, one.result) for one in made if one.succeeded]
+            return told if len(told) == count else None
+
+        fires = until(lambda: ended(every, 2), 30, what="the fires")
+        filled = until(lambda: ended(month, 3), 30, what="the backfill")
+        assert [at and at.isoformat() for at, _ in fires] == [
+            at.isoformat() for at in (datetime.fromisoformat(told) for _, told in fires)
+        ]
+        assert [told for _, told in filled] == [
+            *("2026-02-01T08:00:00+00:00", "2026-01-01T08:00:00+00:00"),
+            "2025-12-01T08:00:00+00:00",
+        ]
+        oncue.cancel(month)
 
 
 async def test_the_client_to_await_has_the_same_methods(platform: Platform) -> None:

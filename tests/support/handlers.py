@@ -105,6 +105,12 @@ def record_process(params: Any, ctx: Context) -> Any:
     return {"attempt": ctx.attempt}
 
 
+@handler("nominal")
+async def nominal(params: Any, ctx: Context) -> str | None:
+    """Tell which time of its schedule the run stands for."""
+    return None if ctx.nominal_time is None else ctx.nominal_time.isoformat()
+
+
 @handler("stubborn_thread")
 def stubborn_thread(params: Any, ctx: Context) -> Any:
     """Sleep `ms` in a thread, deaf to being cancelled."""

@@ -149,12 +149,13 @@ class Claimed:
     callback_events: str | None = None
     tenant_id: int = 0
     secret: int = 0
+    nominal_time: int | None = None
 
 
 TASK_COLUMNS: Final = (
     "id, execution_id, owner_worker_id, trigger_ts, attempt, max_retry, job_name, job_handler, "
     "client_request_id, timeout_ms, shard_index, shard_total, queue_id, next_trigger_time, "
-    "callback_events, tenant_id, secret, "
+    "callback_events, tenant_id, secret, nominal_time, "
     "params, params_in_payload, updated_at"
 )
 # SQLite's write lock covers all rows; elsewhere rows that others hold are skipped.
@@ -380,4 +381,5 @@ def claimed_row(
         callback_events=row["callback_events"],
         tenant_id=row["tenant_id"],
         secret=row["secret"],
+        nominal_time=row["nominal_time"],
     )

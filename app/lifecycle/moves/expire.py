@@ -39,7 +39,7 @@ _LOCK: Final = {
     sqlite: text(
         "SELECT id, tenant_id, client_request_id, parent_id, kind, job_name, status, attempt, "
         "execution_id, trigger_ts, next_trigger_time, callback_url, callback_events, "
-        "callback_headers, version, expires_at, concurrency_key "
+        "callback_headers, version, expires_at, concurrency_key, nominal_time "
         f"FROM job_info {hint}WHERE id IN :ids ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (

@@ -115,7 +115,7 @@ _LOCK: Final = {
         f"SELECT {NOW_MS[sqlite]} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, "
         "job_name, job_handler, queue_id, priority, status, owner_worker_id, execution_id, "
         "stopping_execution_id, claim_token, trigger_ts, attempt, callback_url, callback_events, "
-        "callback_headers, expires_at, secret, concurrency_key, "
+        "callback_headers, expires_at, secret, concurrency_key, nominal_time, "
         f"next_trigger_time, version, revision, {_TOLD} FROM job_info {hint}"
         f"WHERE id = :id AND tenant_id = :tenant{lock}"
     )

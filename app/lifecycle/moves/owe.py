@@ -94,6 +94,7 @@ def callback_row(
             error_code=error_code,
             error_message=error_message,
             next_trigger_at=next_trigger_at,
+            nominal_time=job["nominal_time"],
         )
     )
     delivery_id = uuid.uuid5(STARTS, str(execution_id)) if started else uuid_utils.uuid7()

@@ -47,7 +47,8 @@ _JOBS: Final = (
     "job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
     "retry_interval_ms, retry_backoff, callback_url, callback_events, callback_headers, version, "
-    "next_trigger_time, stopping_execution_id, secret, concurrency_key, expires_at "
+    "next_trigger_time, stopping_execution_id, secret, concurrency_key, expires_at, "
+    "nominal_time "
     "FROM job_info {hint} "
     "WHERE id IN :ids ORDER BY id {lock}"
 )

@@ -15,7 +15,8 @@ from app.plumbing.database import NOW_MS, Database
 _LOCK: Final = {
     sqlite: text(
         f"SELECT {NOW_MS[sqlite]} AS now_ms, id, tenant_id, client_request_id, job_name, attempt, "
-        "execution_id, trigger_ts, callback_url, callback_events, callback_headers, version "
+        "execution_id, trigger_ts, callback_url, callback_events, callback_headers, version, "
+        "nominal_time "
         f"FROM job_info {hint}WHERE id IN :ids AND status = {int(JobStatus.RUNNING)} "
         f"ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,7 @@ from app.lifecycle.moves.backfill import NewBackfill, insert_backfill
 from app.lifecycle.moves.fire import Fenced, lock_due
 from app.lifecycle.moves.guard import Asked, lock_job
 from app.lifecycle.moves.mend import MOST
+from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.bus import ENDED, WAKE, Signal
@@ -127,6 +129,41 @@ async def job(api: Door, job_id: int) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+async def test_a_run_and_its_callbacks_carry_the_time_that_they_stand_for(api: Door) -> None:
+    """Whatever they tell, and also when a caller has cancelled the job."""
+    schedule = await schedule_of(
+        api,
+        callbackUrl="https://93.184.216.34/x",
+        callbackEvents=["started", "retrying", "succeeded", "cancelled", "failed"],
+        overlapPolicy="allow",
+        misfirePolicy="all",
+    )
+    await fired(api, back_ms=3 * HOUR, schedule=schedule)
+    made = await children(api.database, schedule)
+    runs = await claimed(
+        api.database, [one["id"] for one in made], term=await new_term(api.database)
+    )
+    assert [run.nominal_time for run in runs] == [one["nominal_time"] for one in made]
+    await api.database.write(
+        lambda connection: tell_starts(
+            connection, api.database, {runs[0].job_id: runs[0].execution_id}
+        )
+    )
+    await settled(
+        api.database,
+        ending(runs[0], ExecutionStatus.SUCCEEDED),
+        ending(runs[1], ExecutionStatus.FAILED, error_code="e"),
+    )
+    assert (await api.client.post(f"/openapi/jobs/{made[2]['id']}/cancel")).status_code == 200
+    rows = await rows_of(api.database, "SELECT job_id, body FROM callback_delivery ORDER BY id")
+    told = [(row["job_id"], json.loads(row["body"])) for row in rows]
+    assert sorted(body["type"] for _, body in told) == [
+        *("job.cancelled", "job.retrying", "job.started", "job.succeeded")
+    ]
+    nominal = {one["id"]: rfc3339(one["nominal_time"]) for one in made}
+    assert all(body["data"]["nominalTime"] == nominal[job_id] for job_id, body in told)
 
 
 async def test_a_schedule_may_be_sent_with_every_field_that_it_can_have(

@@ -115,6 +115,7 @@ async def test_each_event_that_is_asked_for_is_told_once_in_a_growing_sequence(a
     assert told[0]["data"]["finishedAt"] is None
     assert told[1]["data"]["nextTriggerTime"] > told[1]["timestamp"]
     assert "nextTriggerTime" not in told[3]["data"]
+    assert all("nominalTime" not in one["data"] for one in told)
 
 
 async def test_a_run_that_is_given_back_tells_nothing(api: Door) -> None:

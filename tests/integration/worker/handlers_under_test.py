@@ -106,6 +106,18 @@ async def rogue_task(_: Any) -> str:
     return "still here"
 
 
+@handler("w_nominal")
+async def nominal(_: Any, ctx: Context) -> str:
+    """Tell which time the run stands for."""
+    return repr(ctx.nominal_time)
+
+
+@handler("w_nominal_child", isolation="process")
+def nominal_child(_: Any, ctx: Context) -> str:
+    """Tell the same from a child."""
+    return repr(ctx.nominal_time)
+
+
 @handler("w_child", isolation="process")
 def child(params: Any, ctx: Context) -> Any:
     """Print, note the pid, sleep, and return the params."""

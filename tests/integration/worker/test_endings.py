@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ async def run_once(
     run = make_run(handler, params, **changes)
     await parts.intake.take(make_request(run))
     return await until_async(lambda: dispatcher.outcome(run.execution_id))
+
+
+@pytest.mark.parametrize("handler", ["w_nominal", "w_nominal_child"])
+async def test_a_handler_is_told_the_time_that_its_run_stands_for(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, handler: str
+) -> None:
+    at = datetime(2026, 1, 31, 2, 0, 0, 125_000, tzinfo=UTC)
+    async with open_worker() as parts:
+        told = await run_once(parts, dispatcher, handler, nominal_time=1_769_824_800_125)
+        # So it is for a job that no schedule made, and where an older dispatcher sends nothing.
+        nothing = await run_once(parts, dispatcher, handler)
+    assert (told.result, nothing.result) == (repr(at), "None")
 
 
 async def ends_of(dispatcher: FakeDispatcher, runs: Sequence[Run]) -> list[Outcome]:

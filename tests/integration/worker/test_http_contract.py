@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +18,7 @@ from oncue.protocol import MAX_INTERNAL_BODY_BYTES, Answer, RejectReason, RunRes
 from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.redis import PrivateValkey
+from tests.support.release import Release
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run, to_json
 from worker.main import create_app
@@ -97,6 +103,26 @@ async def test_a_run_that_cannot_be_read_is_rejected_alone_and_for_good(client: 
     assert found[1].reason is RejectReason.INVALID
     [repeated] = RunResponse.model_validate_json(late.content).answers
     assert (repeated.answer, repeated.reason) == (Answer.REJECTED, RejectReason.INVALID)
+
+
+def test_a_worker_of_the_last_release_reads_what_is_sent_now(tmp_path: Path) -> None:
+    """A field that it does not know, as `nominalTime`, is none of its business."""
+    release = Release(tmp_path)
+    run = make_run("echo", nominal_time=1)
+    read = (
+        "import sys; from oncue.protocol import RunRequest as R; "
+        "print(R.model_validate_json(sys.stdin.read()).runs[0].job_id)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", read],
+        input=json.dumps(to_json(make_request(run))),
+        env={**os.environ, **release.environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == run.job_id
 
 
 async def test_an_unreadable_copy_of_a_held_run_is_a_duplicate(client: Open) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -55,6 +56,14 @@ async def test_a_handler_runs_inside_a_loop() -> None:
 def test_the_context_can_be_set() -> None:
     told = run_handler("testing-context", None, attempt=9, job_id=42)
     assert (told["attempt"], told["of"], told["key"]) == (9, 9, "42")
+
+
+def test_a_run_of_a_schedule_can_be_played() -> None:
+    def day(_: Any, ctx: Context) -> str | None:
+        return None if ctx.nominal_time is None else ctx.nominal_time.date().isoformat()
+
+    assert run_handler(day) is None
+    assert run_handler(day, nominal_time=datetime(2026, 1, 31, 2, tzinfo=UTC)) == "2026-01-31"
 
 
 def test_a_function_that_is_not_registered_runs_too() -> None:
