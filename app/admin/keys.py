@@ -89,7 +89,7 @@ class KeyDesk:
         try:
             request = CreateKey.model_validate(parse_object(body))
         except ValidationError as error:
-            raise validation_problem(list(error.errors(include_url=False))) from None
+            raise validation_problem(list(error.errors(include_url=False)), CreateKey) from None
         tenant_id = caller.tenant_id if request.tenant_id is None else request.tenant_id
         if request.worker_group is not None:
             require_platform(caller)
@@ -169,7 +169,7 @@ class KeyDesk:
         try:
             request = RotateKey.model_validate(parse_object(body) if body.strip() else {})
         except ValidationError as error:
-            raise validation_problem(list(error.errors(include_url=False))) from None
+            raise validation_problem(list(error.errors(include_url=False)), RotateKey) from None
         drawn: list[str] = []
 
         async def write(connection: AsyncConnection) -> KeyRow:

@@ -47,7 +47,7 @@ class TenantDesk:
         try:
             request = CreateTenant.model_validate(parse_object(body))
         except ValidationError as error:
-            raise validation_problem(list(error.errors(include_url=False))) from None
+            raise validation_problem(list(error.errors(include_url=False)), CreateTenant) from None
         token = new_token()
         try:
             made = await self._database.write(
@@ -104,7 +104,7 @@ class TenantDesk:
         try:
             request = ChangeTenant.model_validate(parse_object(body))
         except ValidationError as error:
-            raise validation_problem(list(error.errors(include_url=False))) from None
+            raise validation_problem(list(error.errors(include_url=False)), ChangeTenant) from None
         if tenant_id == DEFAULT_TENANT and request.disabled:
             raise invalid("the tenant 0 runs the platform and cannot be disabled", "/disabled")
         limits = None if request.limits is None else request.limits.changes()

@@ -201,5 +201,5 @@ def _read(model: type[Model], body: bytes) -> Model:
         return model.model_validate(parse_object(body) if body.strip() else {})
     except ValidationError as error:
         raise validation_problem(
-            list(error.errors(include_url=False, include_input=False))
+            list(error.errors(include_url=False, include_input=False)), model
         ) from None

@@ -10,8 +10,10 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from app.edge.nearest import did_you_mean, names_at
 from app.plumbing.database import DatabaseUnavailable
 
 log = structlog.get_logger(__name__)
@@ -179,12 +181,18 @@ def problem_response(problem: Problem, headers: dict[str, str] | None = None) ->
     )
 
 
-def validation_problem(errors: list[Any]) -> Problem:
-    """Turn pydantic's errors into one problem with a pointer and a sentence for each."""
+def validation_problem(errors: list[Any], model: type[BaseModel] | None = None) -> Problem:
+    """Turn pydantic's errors into one problem with a pointer and a sentence for each.
+
+    A field that is none of the `model` is told with the nearest that is.
+    """
     found = []
     for error in errors[:20]:
         where = [part for part in error["loc"] if part not in _PYDANTICS]
-        found.append({"pointer": pointer_to(*where), "detail": _sentence(error)})
+        detail = _sentence(error)
+        if error["type"] == "extra_forbidden" and model is not None:
+            detail += did_you_mean(str(where[-1]), names_at(model, where[:-1]))
+        found.append({"pointer": pointer_to(*where), "detail": detail})
     first = found[0] if found else {"pointer": "", "detail": "the request is not valid"}
     detail = f"{_named(first['pointer'])}: {first['detail']}{and_more(len(errors))}"
     return Problem("validation_failed", detail, errors=found)

@@ -46,7 +46,7 @@ async def backfill(ground: Ground, caller: Caller, job_id: int, body: bytes) -> 
     try:
         request = BackfillJobs.model_validate(parse_object(body))
     except ValidationError as error:
-        raise validation_problem(list(error.errors(include_url=False))) from None
+        raise validation_problem(list(error.errors(include_url=False)), BackfillJobs) from None
     database = ground.database
     schedule = await _schedule(database, caller, job_id)
     if request.dry_run:

@@ -203,7 +203,7 @@ class BulkDesk:
         try:
             request = SubmitBulk.model_validate(sent)
         except ValidationError as error:
-            raise validation_problem(list(error.errors(include_url=False))) from None
+            raise validation_problem(list(error.errors(include_url=False)), SubmitBulk) from None
         if request.rate_per_second is not None and request.rate_per_second > self._most:
             raise invalid(f"at most {self._most:g}", "/ratePerSecond")
         possible = states_of(request.action)

@@ -413,7 +413,7 @@ def _missed(sent: dict[str, Any]) -> Literal["skip", "catchUp"] | None:
     try:
         asked = ResumeJob.model_validate(sent)
     except ValidationError as error:
-        raise validation_problem(list(error.errors(include_url=False))) from None
+        raise validation_problem(list(error.errors(include_url=False)), ResumeJob) from None
     return asked.missed if asked.model_fields_set else None
 
 
@@ -421,14 +421,14 @@ def _trigger_request(sent: dict[str, Any]) -> TriggerJob:
     try:
         return TriggerJob.model_validate(sent)
     except ValidationError as error:
-        raise validation_problem(list(error.errors(include_url=False))) from None
+        raise validation_problem(list(error.errors(include_url=False)), TriggerJob) from None
 
 
 def _request(sent: dict[str, Any]) -> ChangeJob:
     try:
         return ChangeJob.model_validate(sent)
     except ValidationError as error:
-        raise validation_problem(list(error.errors(include_url=False))) from None
+        raise validation_problem(list(error.errors(include_url=False)), ChangeJob) from None
 
 
 def _new_values(request: ChangeJob, sealer: Sealer, *, trusted: bool) -> NewValues:

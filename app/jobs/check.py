@@ -87,7 +87,7 @@ class Checker:
         try:
             request = SubmitJob.model_validate(sent)
         except ValidationError as error:
-            raise validation_problem(list(error.errors(include_url=False))) from None
+            raise validation_problem(list(error.errors(include_url=False)), SubmitJob) from None
         params = params_text(request.params)
         try:
             digest = request_digest(sent)

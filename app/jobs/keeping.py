@@ -120,7 +120,7 @@ def _chosen(body: bytes, most_days: float) -> dict[JobStatus, int]:
     try:
         asked = KeepJobs.model_validate(parse_object(body)).model_dump(by_alias=True)
     except ValidationError as error:
-        raise validation_problem(list(error.errors(include_url=False))) from None
+        raise validation_problem(list(error.errors(include_url=False)), KeepJobs) from None
     chosen: dict[JobStatus, int] = {}
     for status, field in _FIELDS.items():
         days = asked[field]
