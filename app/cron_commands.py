@@ -76,6 +76,9 @@ def _show(seen: Preview) -> None:
         return
     typer.echo()
     show.show_fires(seen.fires)
+    if seen.next_change is not None and not {*seen.next_change.fires} <= {*seen.fires}:
+        typer.echo("\nAround the clock change:\n")
+        show.show_fires(seen.next_change.fires)
 
 
 def _moment(given: str | None) -> datetime:

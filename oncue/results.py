@@ -381,13 +381,15 @@ class CronFire(Result):
 class ClockChange(Result):
     """A change of a zone's clock: what it would show then, unchanged, and what it does show.
 
-    `kind` is `gap` (times are skipped) or `fold` (times are repeated).
+    `kind` is `gap` (times are skipped) or `fold` (times are repeated). `fires` are what the
+    expression does there: the last fire before the change, and the first two from it on.
     """
 
     utc: Moment
     before: str
     after: str
     kind: str
+    fires: tuple[CronFire, ...] = ()
 
 
 class CronPreview(Result):

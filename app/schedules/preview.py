@@ -36,12 +36,16 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a zone's clock: the instant, and what the clock would show and does show then."""
+    """A change of a zone's clock: the instant, and what the clock would show and does show then.
+
+    `fires` are those around it: the last one before that instant, and the first two from it on.
+    """
 
     utc: datetime
     before: str
     after: str
     kind: Literal["gap", "fold"]
+    fires: tuple[Fire, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def preview(
     while at is not None and len(fires) < count:
         at = times.next_after(at)
         if at is not None:
-            fires.append(Fire(local_text(clock, at // 1000), _moment(at), times.clock_change(at)))
+            fires.append(_fire(times, clock, at))
     return Preview(
         cron=cron,
         zone=zone,
@@ -91,11 +95,22 @@ def preview(
         after=after,
         description=sentence(cron.fields),
         fires=tuple(fires),
-        next_change=_next_change(clock, _epoch_ms(after) // 1000),
+        next_change=_next_change(times, clock, _epoch_ms(after) // 1000),
     )
 
 
-def _next_change(clock: ZoneClock, after: int) -> Change | None:
+def _fire(times: CronTimes, clock: ZoneClock, at_ms: int) -> Fire:
+    return Fire(local_text(clock, at_ms // 1000), _moment(at_ms), times.clock_change(at_ms))
+
+
+def _around(times: CronTimes, at_ms: int) -> list[int]:
+    found = [times.previous_before(at_ms), times.next_after(at_ms - 1)]
+    if found[1] is not None:
+        found.append(times.next_after(found[1]))
+    return [one for one in found if one is not None]
+
+
+def _next_change(times: CronTimes, clock: ZoneClock, after: int) -> Change | None:
     stretch = clock.next_change(after) if FIRST_INSTANT <= after < LAST_INSTANT else None
     if stretch is None:
         return None
@@ -106,6 +121,7 @@ def _next_change(clock: ZoneClock, after: int) -> Change | None:
         before=at.astimezone(before).isoformat(),
         after=local_text(clock, stretch.start),
         kind="gap" if stretch.offset > stretch.offset_before else "fold",
+        fires=tuple(_fire(times, clock, one) for one in _around(times, stretch.start * 1000)),
     )
 
 

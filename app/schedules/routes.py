@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from app.plumbing.times import epoch_ms, rfc3339
 from app.schedules.cron import ClockChange, DstFold, DstGap
 from app.schedules.grammar import CronError, Dialect
 from app.schedules.preview import DEFAULT_COUNT, MAX_COUNT, Preview, preview
+from app.schedules.preview import Fire as PreviewedFire
 from app.schedules.zone import UnknownZone
 
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -75,6 +77,10 @@ class ClockChangeAhead(Wire):
     before: str = Field(description="What the clock would show at that instant, unchanged.")
     after: str = Field(description="What it does show.")
     kind: Literal["gap", "fold"] = Field(description="Times are skipped, or repeated.")
+    fires: list[Fire] = Field(
+        description="What the expression does there, however far ahead it is: the last fire "
+        "before that instant, and the first two from it on."
+    )
 
 
 class CronPreview(Wire):
@@ -153,14 +159,7 @@ def _document(seen: Preview) -> dict[str, Any]:
         "dstGap": seen.dst_gap,
         "dstFold": seen.dst_fold,
         "after": rfc3339(epoch_ms(seen.after)),
-        "items": [
-            {
-                "local": fire.local,
-                "utc": rfc3339(epoch_ms(fire.utc)),
-                "clockChange": fire.clock_change,
-            }
-            for fire in seen.fires
-        ],
+        "items": _fires(seen.fires),
         "nextClockChange": None
         if change is None
         else {
@@ -168,5 +167,17 @@ def _document(seen: Preview) -> dict[str, Any]:
             "before": change.before,
             "after": change.after,
             "kind": change.kind,
+            "fires": _fires(change.fires),
         },
     }
+
+
+def _fires(fires: Iterable[PreviewedFire]) -> list[dict[str, Any]]:
+    return [
+        {
+            "local": fire.local,
+            "utc": rfc3339(epoch_ms(fire.utc)),
+            "clockChange": fire.clock_change,
+        }
+        for fire in fires
+    ]

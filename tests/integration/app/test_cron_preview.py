@@ -58,8 +58,48 @@ async def test_a_preview_tells_when_and_what(api: Door) -> None:
             "before": "2026-03-08T02:00:00-05:00",
             "after": "2026-03-08T03:00:00-04:00",
             "kind": "gap",
+            "fires": [
+                {
+                    "local": "2026-03-07T02:30:00-05:00",
+                    "utc": "2026-03-07T07:30:00.000Z",
+                    "clockChange": None,
+                },
+                {
+                    "local": "2026-03-08T03:00:00-04:00",
+                    "utc": "2026-03-08T07:00:00.000Z",
+                    "clockChange": "shifted",
+                },
+                {
+                    "local": "2026-03-09T02:30:00-04:00",
+                    "utc": "2026-03-09T06:30:00.000Z",
+                    "clockChange": None,
+                },
+            ],
         },
     }
+
+
+async def test_the_next_clock_change_is_shown_however_far_it_is(api: Door) -> None:
+    far = {"timezone": "America/New_York", "after": "2026-07-01T00:00:00Z", "count": 1}
+
+    async def around(expr: str, **choices: str) -> list[tuple[str, str | None]]:
+        seen = (await preview(api, expr=expr, **far, **choices)).json()
+        fires = seen["nextClockChange"]["fires"]
+        return [(one["local"], one["clockChange"]) for one in fires]
+
+    assert await around("30 1 * * *", dstFold="both") == [
+        ("2026-11-01T01:30:00-04:00", "first_pass"),
+        ("2026-11-01T01:30:00-05:00", "second_pass"),
+        ("2026-11-02T01:30:00-05:00", None),
+    ]
+    assert await around("0 2 * * *") == [
+        ("2026-10-31T02:00:00-04:00", None),
+        ("2026-11-01T02:00:00-05:00", None),
+        ("2026-11-02T02:00:00-05:00", None),
+    ]
+    # One that is over fires there no more, and one that begins later did not fire before.
+    assert await around("0 0 0 1 8 ? 2026") == [("2026-08-01T00:00:00-04:00", None)]
+    assert await around("0 0 0 1 1 ? 2027") == [("2027-01-01T00:00:00-05:00", None)]
 
 
 async def test_a_preview_without_options_is_of_the_next_five_in_utc(api: Door) -> None:
@@ -148,6 +188,7 @@ async def test_the_client_previews(api: Door) -> None:
         assert fire.utc == datetime(2026, 3, 8, 7, tzinfo=UTC)
         assert seen.next_clock_change is not None
         assert seen.next_clock_change.kind == "gap"
+        assert [one.clock_change for one in seen.next_clock_change.fires] == [None, "shifted", None]
         assert (seen.dialect, seen.description) == ("unix", "At 02:30, every day.")
         with pytest.raises(Invalid) as refused:
             await client.cron_preview("0 24 * * *")

@@ -34,6 +34,18 @@ def test_people_get_the_sentence_the_change_and_a_table() -> None:
     assert "shifted" in out
 
 
+def test_a_clock_change_that_the_fires_do_not_reach_is_shown_beside_them() -> None:
+    far = ("--timezone", "America/New_York", "--after", "2026-07-01T00:00:00-04:00")
+    _, out, _ = told("30 1 * * *", *far, "--count", "1", "--dst-fold", "both")
+    fires, around = out.split("Around the clock change:")
+    assert "2026-07-01T01:30:00-04:00" in fires
+    assert "second pass" not in fires
+    assert "2026-11-01T01:30:00-05:00" in around
+    assert "second pass" in around
+    _, near, _ = told("* * * * *", "--timezone", "UTC")
+    assert "Around" not in near
+
+
 def test_the_choices_about_clock_changes_are_taken() -> None:
     skipped = told("30 2 * * *", *NEW_YORK, "--count", "1", "--json", "--dst-gap", "skip")
     assert json.loads(skipped[1]) == ["2026-03-09T02:30:00-04:00"]
