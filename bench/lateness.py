@@ -5,7 +5,8 @@
     python -m bench.lateness --peers DIR --peers-python PYTHON
 
 Starts servers, a dispatcher and a worker of its own, each a process, and submits jobs with random
-due times. Prints p50, p99, the longest and the earliest in milliseconds, and where they go.
+due times, then schedules that have their first fires at such times. Prints p50, p99, the longest
+and the earliest in milliseconds, and where they go.
 DIR (or ONCUE_BENCH_PEERS) has the drivers `peer_apscheduler.py` and `peer_celery.py`, which are
 run as they are by PYTHON (or ONCUE_BENCH_PEERS_PYTHON); what they need must be running.
 """
@@ -33,6 +34,7 @@ from tests.support.wait import until
 
 LEAD_SECONDS = 4.0
 BATCH = 100
+HOUR_MS = 3_600_000
 PEER_SECONDS = 300
 PEERS = {
     "APScheduler": ("peer_apscheduler.py", "50", "db"),
@@ -40,8 +42,14 @@ PEERS = {
 }
 
 
-def measure(engine: EngineName, jobs: int, window: float, handler: str) -> dict[str, list[float]]:
-    """Return the milliseconds from the due time to each step of each job."""
+Steps = dict[str, list[float]]
+"""Milliseconds from the due times to each step, by its name."""
+
+
+def measure(
+    engine: EngineName, jobs: int, fires: int, window: float, handler: str
+) -> tuple[Steps, Steps]:
+    """Return how late each step of each job was, and of each fire."""
     servers = Servers()
     try:
         with tempfile.TemporaryDirectory() as directory:
@@ -51,23 +59,30 @@ def measure(engine: EngineName, jobs: int, window: float, handler: str) -> dict[
                 platform.dispatcher()
                 platform.worker(handlers="bench.marks")
                 platform.wait_for_workers(1)
-                return _lateness(platform, jobs, window, handler)
+                of_jobs = _lateness(platform, jobs, window, handler)
+                of_fires = _lateness(platform, fires, window, handler, fires=True) if fires else {}
+                return of_jobs, of_fires
             finally:
                 platform.close()
     finally:
         servers.remove()
 
 
-def _lateness(platform: Platform, jobs: int, window: float, handler: str) -> dict[str, list[float]]:
+def _lateness(
+    platform: Platform, jobs: int, window: float, handler: str, *, fires: bool = False
+) -> Steps:
+    """Give jobs random due times, or with `fires` the first fires of so many schedules."""
+    name = "fire" if fires else "late"
     dice = random.Random(1)
     base = time.time() + LEAD_SECONDS
     due = {n: round((base + dice.uniform(0, window)) * 1000) for n in range(jobs)}
     bodies = [
         {
-            "clientRequestId": f"late-{number}",
+            "clientRequestId": f"{name}-{number}",
             "jobName": "lateness",
             "jobHandler": handler,
-            "runAt": datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds"),
+            "startAt" if fires else "runAt": _written(at),
+            **({"intervalMs": HOUR_MS} if fires else {}),
         }
         for number, at in due.items()
     ]
@@ -80,8 +95,11 @@ def _lateness(platform: Platform, jobs: int, window: float, handler: str) -> dic
         ids += [item["jobId"] for item in answer.json()["items"]]
     assert time.time() < base, "the jobs were not submitted in time"
     time.sleep(max(0.0, base + window - time.time()))
-    found: dict[str, list[float]] = {"claimed": [], "accepted": [], "started": []}
-    for number, job_id in enumerate(ids):
+    found: Steps = {"claimed": [], "accepted": [], "started": []}
+    for number, submitted in enumerate(ids):
+        job_id = submitted
+        if fires:
+            job_id = until(functools.partial(_child, platform, submitted), 30, what="a fire")
         job = until(functools.partial(_ended, platform, job_id), 30, what="a job to end")
         assert job["status"] == "SUCCEEDED", job
         execution = job["executions"][0]
@@ -90,6 +108,15 @@ def _lateness(platform: Platform, jobs: int, window: float, handler: str) -> dic
             at = datetime.fromisoformat(execution[f"{step}At"]).timestamp() * 1000
             found[step].append(at - due[number])
     return found
+
+
+def _written(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _child(platform: Platform, schedule: int) -> int | None:
+    found = platform.get(f"/openapi/jobs/{schedule}/children")["items"]
+    return int(found[0]["jobId"]) if found else None
 
 
 def _ended(platform: Platform, job_id: int) -> dict[str, Any] | None:
@@ -102,6 +129,16 @@ def figures(values: Sequence[float]) -> dict[str, float]:
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     named = {"p50": cuts[49], "p99": cuts[98], "longest": max(values), "earliest": min(values)}
     return {name: round(value, 2) for name, value in named.items()}
+
+
+def tell(what: str, found: Steps, engine: str) -> tuple[dict[str, dict[str, float]], int]:
+    """Print the figures of each step; return them, and how many began early."""
+    table = {step: figures(values) for step, values in found.items()}
+    early, count = sum(value < 0 for value in found["started"]), len(found["started"])
+    print(f"{count} {what}, {engine}, milliseconds after they were due; {early} began early")
+    for step, row in table.items():
+        print(f"  {step:<12} " + "   ".join(f"{name} {value:7.2f}" for name, value in row.items()))
+    return table, early
 
 
 def peer(name: str, folder: str, python: str) -> str:
@@ -135,6 +172,9 @@ def main() -> None:
     )
     parser.add_argument("--embedded", action="store_true", help="SQLite and Valkey")
     parser.add_argument("--jobs", type=int, default=300)
+    parser.add_argument(
+        "--fires", type=int, default=300, help="schedules with one fire each; 0: none"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="due times lie so far apart")
     parser.add_argument("--handler", choices=("mark", "mark_thread"), default="mark")
     parser.add_argument("--peers", default=os.environ.get("ONCUE_BENCH_PEERS", ""))
@@ -143,15 +183,13 @@ def main() -> None:
     )
     given = parser.parse_args()
     engine: EngineName = "sqlite+valkey" if given.embedded else "mariadb+redis"
-    found = measure(engine, given.jobs, given.seconds, given.handler)
-    table = {step: figures(values) for step, values in found.items()}
-    early = sum(value < 0 for value in found["started"])
-    print(f"{given.jobs} jobs, {engine}, milliseconds after they were due; {early} began early")
-    for step, row in table.items():
-        print(f"  {step:<12} " + "   ".join(f"{name} {value:7.2f}" for name, value in row.items()))
+    of_jobs, of_fires = measure(engine, given.jobs, given.fires, given.seconds, given.handler)
+    table, early = tell("jobs", of_jobs, engine)
+    fires, early_fires = tell("fires", of_fires, engine) if of_fires else ({}, 0)
     for name in PEERS:
         print(peer(name, given.peers, given.peers_python), flush=True)
-    print(json.dumps({"bench": "lateness", "engine": engine, "early": early, **table}))
+    told = {"early": early, **table, "fires": {"early": early_fires, **fires}}
+    print(json.dumps({"bench": "lateness", "engine": engine, **told}))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +36,7 @@ from app.plumbing.bus import CANCEL, ENDED, FIRE, OWED, WAKE, Bus, Signal
 from app.plumbing.database import Database, DatabaseUnavailable
 from app.plumbing.loops import Loop
 from app.schedules.backfill import step_backfill
-from app.schedules.decide import OVERLAP, Decision, Entry, decide
+from app.schedules.decide import FIXED_DELAY, OVERLAP, Decision, Entry, decide
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +50,9 @@ LONGEST_SLEEP_SECONDS: Final = 1.0
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
 WITHOUT_LOCK_SECONDS: Final = 0.25
 MEND_SECONDS: Final = 5.0
+AHEAD_MS: Final = 50
+"""So long before its time a fire is decided, where its time would bring nothing new: the time of
+a commit, before its child is claimed, itself a moment before that time (`dispatch.loop`)."""
 NO_LIVE: Final = Live()
 
 
@@ -61,6 +64,8 @@ class Round:
     decisions: tuple[Decision, ...]
     now_ms: int
     broken: int = 0
+    schedules: frozenset[int] = frozenset()
+    """Those that went on."""
 
 
 async def fire_locked(
@@ -72,10 +77,12 @@ async def fire_locked(
     token: str,
     term: int | None,
     ahead_ms: int = 0,
+    early: bool = False,
 ) -> Round:
     """Decide and carry out what is due for schedules that this transaction holds.
 
-    With `ahead_ms` also what will be due so much later: its runs wait for their due times.
+    With `ahead_ms` also what will be due so much later: its runs wait for their due times. If that
+    is `early`, what might be decided otherwise at its time is left for then.
 
     Raises:
         Fenced: the term is over; nothing may be committed.
@@ -87,6 +94,8 @@ async def fire_locked(
     broken: list[RowMapping] = []
     children = 0
     for row in rows:
+        if early and row["interval_mode"] == FIXED_DELAY:
+            continue
         if children >= MOST_CHILDREN:
             break  # the others are due still, and have the next transaction
         own = live.get(row["id"], NO_LIVE)
@@ -104,6 +113,8 @@ async def fire_locked(
             log.exception("schedule_cannot_be_planned", job_id=row["id"])
             broken.append(row)
             continue
+        if early and not may_be_early(decision):
+            continue
         # What is passed over one by one costs as much to decide as what runs.
         passed = sum(entry.count for entry in decision.ledger if entry.reason == OVERLAP)
         children += len(decision.runs) + passed
@@ -111,7 +122,18 @@ async def fire_locked(
         fires.append(_fire_of(row, decision, own))
     await put_off(connection, broken, until_ms=now + BROKEN_AGAIN_MS)
     fired = await fire(connection, database, fires, token=token, now_ms=now, term=term)
-    return Round(fired, tuple(decisions), now, len(broken))
+    ids = frozenset(int(one.schedule["id"]) for one in fires)
+    return Round(fired, tuple(decisions), now, len(broken), ids)
+
+
+def may_be_early(decision: Decision) -> bool:
+    """Tell whether a decision made a moment before its time is nothing but runs of that time.
+
+    What meets another run is decided when it is known whether that goes on still; no schedule
+    ends before its last fire; and what goes on record as not run was due.
+    """
+    changes_more = decision.ended or decision.replaces or decision.ledger
+    return not changes_more and not any(one.waits for one in decision.runs)
 
 
 def _fire_of(row: RowMapping, decision: Decision, live: Live) -> Fire:
@@ -167,6 +189,8 @@ class Spawner:
         self._lock = lock
         self._grace_ms = round(ground.settings.misfire_grace_seconds * 1000)
         self._look = asyncio.Event()
+        self._left: dict[int, int] = {}
+        """Schedules that are due in a moment and were left for their time, by id: that time."""
         self._mend_at = float("-inf")
         self._mended = 0
         self._started_term: int | None = None
@@ -188,32 +212,52 @@ class Spawner:
         await self._loop.stop()
         await self._fill_loop.stop()
 
-    async def fire_due(self, term: int, *, limit: int = BATCH) -> int:
-        """Fire up to `limit` schedules that are due, and return how many were found due.
+    async def fire_due(self, term: int, *, limit: int = BATCH, ahead_ms: int = 0) -> int:
+        """Fire up to `limit` schedules that are due, and return how many were looked at.
+
+        With `ahead_ms` also those that are due so much later, where their time would bring nothing
+        new: their runs wait for it.
 
         Raises:
             Fenced: another dispatcher holds the lock.
         """
-        ids = await self._database.read(
-            lambda connection: find_due(connection, self._database, limit=limit)
+        found = await self._database.read(
+            lambda connection: find_due(connection, self._database, limit=limit, ahead_ms=ahead_ms)
         )
-        if not ids:
-            return 0
+        due = {one.id for one in found if one.due_ms <= one.now_ms}
+        later = {one.id: one.due_ms for one in found if one.id not in due}
+        early = {one for one, at in later.items() if self._left.get(one) != at}
+        if due:
+            await self._fire(due, term)
+        fired = await self._fire(early, term, ahead_ms=ahead_ms) if early else frozenset()
+        self._left = {one: at for one, at in later.items() if one not in fired}
+        return len(due) + len(early)
+
+    async def _fire(self, ids: Collection[int], term: int, *, ahead_ms: int = 0) -> frozenset[int]:
+        """Fire schedules in one transaction; return those that went on."""
         token = new_token()
 
         async def write(connection: AsyncConnection) -> Round | None:
-            rows = await lock_due(connection, self._database, ids)
+            rows = await lock_due(connection, self._database, ids, ahead_ms=ahead_ms)
             if not rows:
                 return None
             return await fire_locked(
-                connection, self._database, rows, grace_ms=self._grace_ms, token=token, term=term
+                connection,
+                self._database,
+                rows,
+                grace_ms=self._grace_ms,
+                token=token,
+                term=term,
+                ahead_ms=ahead_ms,
+                early=ahead_ms > 0,
             )
 
         done = await self._database.write(write)
-        if done is not None:
-            announce(self._bus, done.fired)
-            self._count(done)
-        return len(ids)
+        if done is None:
+            return frozenset()
+        announce(self._bus, done.fired)
+        self._count(done)
+        return done.schedules
 
     async def mend(self) -> None:
         """Free what waits for an end that was not followed up, by a crash or an old dispatcher."""
@@ -258,15 +302,17 @@ class Spawner:
             self._started_term = term
             self._mend_at = float("-inf")
         self._look.clear()
-        while await self.fire_due(term) >= BATCH:
+        while await self.fire_due(term, ahead_ms=AHEAD_MS) >= BATCH:
             continue
         if time.monotonic() >= self._mend_at:
             self._mend_at = time.monotonic() + MEND_SECONDS
             await self.mend()
-        due = await self._database.read(lambda connection: find_next(connection, self._database))
+        first = await self._database.read(lambda connection: find_next(connection, self._database))
         seconds = LONGEST_SLEEP_SECONDS
-        if due is not None:
-            seconds = min(seconds, (due - self._clock.now_ms()) / 1000)
+        if first is not None:
+            was_left = self._left.get(first.id) == first.due_ms
+            look_at = first.due_ms - (0 if was_left else AHEAD_MS)
+            seconds = min(seconds, (look_at - self._clock.now_ms()) / 1000)
         await self._wait(self._look, max(SHORTEST_SLEEP_SECONDS, seconds))
 
     async def _fill_step(self) -> None:

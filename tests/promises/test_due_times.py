@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from app.lifecycle.moves.claim import Claimed, claim
 from app.lifecycle.token import new_token
+from app.plumbing.times import rfc3339
 from tests.integration.app.rig import (
     assignments_for,
     change,
@@ -49,6 +51,63 @@ def test_jobs_of_random_moments_begin_at_their_times(
         return float(count) == JOBS
 
     until(all_are_measured, what="the lateness of all")
+
+
+def test_fires_of_random_moments_begin_at_their_times(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    """They are jobs before, and yet none begins before its nominal time."""
+    platform = new_platform(engine)
+    platform.dispatcher()
+    platform.worker()
+    platform.wait_for_workers(1)
+    base = round(time.time() * 1000) + 500
+    schedules = [
+        platform.submit(
+            "record",
+            intervalMs=700 + number,
+            startAt=rfc3339(base + (number * 7919) % 1000),
+            overlapPolicy=("allow", "skip", "queue", "replace")[number % 4],
+            maxFires=4,
+        )
+        for number in range(16)
+    ]
+
+    def all_ended() -> dict[int, dict[str, Any]] | None:
+        made = {
+            child["jobId"]: child
+            for schedule in schedules
+            for child in platform.get(f"/openapi/jobs/{schedule}/children")["items"]
+        }
+        ended = all(one["finishedAt"] for one in made.values())
+        over = all(platform.job(one)["status"] == "SUCCEEDED" for one in schedules)
+        return made if made and ended and over else None
+
+    made = until(all_ended, 60, what="the fires")
+    started = {line.job_id: line.wall for line in platform.record() if line.event == "start"}
+    early = [
+        child["jobId"]
+        for child in made.values()
+        if child["jobId"] in started
+        and started[child["jobId"]] < datetime.fromisoformat(child["nominalTime"]).timestamp()
+    ]
+    assert not early
+    assert started.keys() <= made.keys()
+
+
+def test_the_loop_decides_fires_before_their_time(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    """However often the machine stalls, sometimes it is there in time."""
+    platform = new_platform(engine)
+    platform.dispatcher()
+    schedule = platform.submit("record", intervalMs=500, overlapPolicy="allow")
+
+    def is_ahead() -> bool:
+        made = platform.get(f"/openapi/jobs/{schedule}/children")["items"]
+        return any(one["createdAt"] < one["nominalTime"] for one in made)
+
+    until(is_ahead, 60, what="a fire that was decided before its time")
 
 
 async def test_a_claim_ahead_of_time_is_asked_for(migrated_engine: Engine) -> None:

@@ -11,11 +11,11 @@ end of a run. It lies in the queue 0, so that the claim index tells what is due.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import RowMapping, bindparam, text
+from sqlalchemy import Row, RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import (
@@ -103,15 +103,24 @@ class Fired:
     ended: tuple[int, ...] = ()
 
 
-def due_sql(database: Database, *, limit: int | None) -> str:
-    """Build the read of what is due by now, or without a limit of the next time of all.
+class Waiting(NamedTuple):
+    """A schedule and its next time, as a plain read saw it at a time of the database (epoch ms)."""
+
+    id: int
+    due_ms: int
+    now_ms: int
+
+
+def due_sql(database: Database, *, limit: int | None, ahead_ms: int = 0) -> str:
+    """Build the read of what is due by now or so much later; without a limit of the next of all.
 
     One indexed range a priority; a priority in which nothing is costs one step of the index.
     """
     hint = "" if database.is_sqlite else "FORCE INDEX (ix_job_info_claim) "
-    until = "> 0" if limit is None else f"BETWEEN 1 AND {database.now_ms}"
+    until = "> 0" if limit is None else f"BETWEEN 1 AND {database.now_ms} + {int(ahead_ms)}"
     arms = [
-        f"SELECT id, next_trigger_time FROM job_info {hint}WHERE status = {_DUE} "
+        f"SELECT id, next_trigger_time, {database.now_ms} AS now_ms FROM job_info {hint}"
+        f"WHERE status = {_DUE} "
         f"AND queue_id = {SCHEDULES_QUEUE} AND priority = {priority} "
         f"AND next_trigger_time {until} ORDER BY next_trigger_time, id LIMIT {limit or 1}"
         for priority in PRIORITIES
@@ -121,24 +130,36 @@ def due_sql(database: Database, *, limit: int | None) -> str:
     )
 
 
-async def find_next(connection: AsyncConnection, database: Database) -> int | None:
-    """Return when the next schedule is due, epoch ms, or None: ten steps of the index."""
+async def find_next(connection: AsyncConnection, database: Database) -> Waiting | None:
+    """Return the schedule that is due next, or None: ten steps of the index."""
     rows = await connection.exec_driver_sql(due_sql(database, limit=None))
-    return min((row.next_trigger_time for row in rows), default=None)
+    return min((_waiting(row) for row in rows), key=_place, default=None)
 
 
-async def find_due(connection: AsyncConnection, database: Database, *, limit: int) -> list[int]:
-    """Return up to `limit` schedules that are due, the longest due first, without locks."""
-    rows = await connection.exec_driver_sql(due_sql(database, limit=limit))
-    due = sorted((row.next_trigger_time, row.id) for row in rows)
-    return [schedule_id for _, schedule_id in due[:limit]]
+async def find_due(
+    connection: AsyncConnection, database: Database, *, limit: int, ahead_ms: int = 0
+) -> list[Waiting]:
+    """Return up to `limit` schedules that are due, or will be in a moment, the longest due first.
+
+    Without locks.
+    """
+    rows = await connection.exec_driver_sql(due_sql(database, limit=limit, ahead_ms=ahead_ms))
+    return sorted((_waiting(row) for row in rows), key=_place)[:limit]
+
+
+def _waiting(row: Row[Any]) -> Waiting:
+    return Waiting(row.id, row.next_trigger_time, row.now_ms)
+
+
+def _place(one: Waiting) -> tuple[int, int]:
+    return one.due_ms, one.id
 
 
 _LOCK: Final = {
     sqlite: text(
         f"SELECT {PLAN_COLUMNS}, {NOW_MS[sqlite]} AS now_ms FROM job_info {hint}"
-        f"WHERE id IN :ids AND status = {_DUE} AND next_trigger_time <= {NOW_MS[sqlite]} "
-        f"ORDER BY id{lock}"
+        f"WHERE id IN :ids AND status = {_DUE} "
+        f"AND next_trigger_time <= {NOW_MS[sqlite]} + :ahead ORDER BY id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
         (True, "NOT INDEXED ", ""),
@@ -152,10 +173,12 @@ _READ: Final = {
 
 
 async def lock_due(
-    connection: AsyncConnection, database: Database, ids: Sequence[int]
+    connection: AsyncConnection, database: Database, ids: Collection[int], *, ahead_ms: int = 0
 ) -> Sequence[RowMapping]:
-    """Return those of the schedules that are due and that nobody else holds, locked."""
-    rows = await connection.execute(_LOCK[database.is_sqlite], {"ids": sorted(ids)})
+    """Return those of the schedules that are due (or so much later) and free, locked."""
+    rows = await connection.execute(
+        _LOCK[database.is_sqlite], {"ids": sorted(ids), "ahead": ahead_ms}
+    )
     return rows.mappings().all()
 
 
