@@ -34,6 +34,7 @@ the dispatch lock, whose next holder may wait for them. MySQL has no such limit 
 there a connection that writes may be idle no longer than this at all."""
 CLOSED_TRANSPORT: Final = ("Transport does not expose socket instance", "the handler is closed")
 CLOSE_SECONDS: Final = 5
+CUT_OFF_SECONDS: Final = 1
 CONFLICT_TRIES: Final = 12
 CONFLICT_SECONDS: Final = 10.0
 """So long after its first conflict a transaction is not begun anew."""
@@ -172,7 +173,12 @@ class Database:
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Close every connection, after the writes whose callers have left; these may take 5 s."""
         if self._writing:
-            await asyncio.wait(self._writing, timeout=min(seconds, CLOSE_SECONDS))
+            _, late = await asyncio.wait(self._writing, timeout=min(seconds, CLOSE_SECONDS))
+            if late:
+                # Cut off, so that their connections are closed too.
+                for one in late:
+                    one.cancel()
+                await asyncio.wait(late, timeout=CUT_OFF_SECONDS)
         await self._writers.dispose()
         await self._readers.dispose()
 

@@ -38,7 +38,12 @@ class BoundedConnection(Connection):  # type: ignore[misc] # the driver has no t
             OperationalError: the server cannot be reached, refuses, or says nothing.
         """
         connection = cls(**options)
-        await connection._connect()
+        try:
+            await connection._connect()
+        except BaseException:
+            # The driver closes nothing when it is cancelled in the middle of a greeting.
+            connection._close_on_cancel()
+            raise
         return connection
 
     async def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
