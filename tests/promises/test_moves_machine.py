@@ -31,12 +31,15 @@ from app.lifecycle.moves.cancel import cancel_job
 from app.lifecycle.moves.claim import Assignment, claim
 from app.lifecycle.moves.ending import Ending
 from app.lifecycle.moves.expire import expire_jobs
+from app.lifecycle.moves.free_keys import free_keys
 from app.lifecycle.moves.guard import Asked
 from app.lifecycle.moves.hold import hold_job
+from app.lifecycle.moves.limit_keys import Key
 from app.lifecycle.moves.release import release_stopped
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.moves.revise import NewValues, revise_job
 from app.lifecycle.moves.settle import settle
+from app.lifecycle.moves.trigger import trigger_job
 from app.lifecycle.retry import MAX_RETURNS
 from app.lifecycle.states import (
     EXECUTION_MOVES,
@@ -55,6 +58,7 @@ from tests.support.engines import Engine
 T = TypeVar("T")
 Rows = dict[Any, dict[str, Any]]
 PAST = 1_700_000_000_000
+FAR = 4_000_000_000_000
 EDGES = {
     name: {
         (move.source, move.target)
@@ -65,7 +69,15 @@ EDGES = {
 }
 RARELY = st.sampled_from([False, False, False, True])
 ENDS = [*sorted(set(ExecutionStatus) - OPEN_EXECUTIONS), *[ExecutionStatus.FAILED] * 3]
-TABLES = ("job_info", "job_log", "job_expiry", "stopping_execution", "callback_delivery")
+TABLES = (
+    *("job_info", "job_log", "job_expiry", "stopping_execution", "callback_delivery"),
+    *("concurrency_slot", "limit_key"),
+)
+KEY = Key(0, "k")
+ONE_AT_ONCE = {"concurrency_key": KEY.name, "concurrency_limit": 1}
+OTHER_KEYS = st.sampled_from(
+    [{}, {}, ONE_AT_ONCE, {"concurrency_key": None, "concurrency_limit": None}]
+)
 MOST_JOBS = 3
 """Few, so that the moves meet each other."""
 CALLER_MOVES = {"cancel": "cancel", "pause": "pause", "resume": "resume", "retry": "reopen"}
@@ -149,11 +161,16 @@ class Moves(RuleBasedStateMachine):
 
     @initialize(count=st.integers(1, 2))
     def start(self, count: int) -> None:
-        self.submit(count, 1, expires=False)
+        self.submit(count, 1, expires=False, keyed=False)
 
     @precondition(lambda self: len(self.mine) < MOST_JOBS)
-    @rule(count=st.integers(1, 2), max_retry=st.integers(0, 2), expires=st.booleans())
-    def submit(self, count: int, max_retry: int, *, expires: bool) -> None:
+    @rule(
+        count=st.integers(1, 2),
+        max_retry=st.integers(0, 2),
+        expires=st.booleans(),
+        keyed=st.booleans(),
+    )
+    def submit(self, count: int, max_retry: int, *, expires: bool, keyed: bool) -> None:
         new = self._run(
             insert(
                 self._database,
@@ -163,6 +180,7 @@ class Moves(RuleBasedStateMachine):
                 due_ms=1,
                 callback_url="http://203.0.113.9/hook",
                 expires_at=PAST if expires else None,
+                **(ONE_AT_ONCE if keyed else {}),
             )
         )
         self.mine += new
@@ -203,7 +221,7 @@ class Moves(RuleBasedStateMachine):
             assert before["expires_at"] is None or before["attempt"] > 0
             assert run.trigger_ts > before["trigger_ts"]
         self.sent += [(run.job_id, run.execution_id) for run in won]
-        self._compare("claim")
+        self._compare("claim", "block")
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -251,7 +269,7 @@ class Moves(RuleBasedStateMachine):
             )
         for _ in range(1 + twice):
             self._write(lambda connection: settle(connection, self._database, endings))
-        self._compare("succeed", "fail", "retry", "give_back", "cancel")
+        self._compare("succeed", "fail", "retry", "give_back", "cancel", "unblock")
 
     @rule(data=st.data(), verb=st.sampled_from(sorted(CALLER_MOVES)))
     def ask(self, data: st.DataObject, verb: str) -> None:
@@ -271,22 +289,43 @@ class Moves(RuleBasedStateMachine):
 
         for _ in range(data.draw(st.integers(1, 2))):
             self._write(move)
-        self._compare(CALLER_MOVES[verb])
+        self._compare(CALLER_MOVES[verb], "unblock")
 
-    @rule(data=st.data(), expires=st.booleans())
-    def revise(self, data: st.DataObject, *, expires: bool) -> None:
+    @rule(data=st.data())
+    def trigger(self, data: st.DataObject) -> None:
         job_id = self._pick(data, self.mine)
-        columns = {"priority": 7} | ({"expires_at": PAST} if expires else {})
+        asked = Asked(job_id, 0, new_token())
+        for _ in range(data.draw(st.integers(1, 2))):
+            self._write(
+                lambda connection: trigger_job(
+                    connection, self._database, asked, None, revisions=None
+                )
+            )
+        self._compare("trigger")
+        if self.jobs[job_id]["status"] == JobStatus.WAITING:
+            assert self.jobs[job_id]["next_trigger_time"] < FAR
+
+    @rule()
+    def look_through_the_key(self) -> None:
+        self._write(lambda connection: free_keys(connection, [KEY]))
+        self._compare("unblock")
+
+    @rule(data=st.data(), expires=st.booleans(), far=RARELY, keys=OTHER_KEYS)
+    def revise(
+        self, data: st.DataObject, *, expires: bool, far: bool, keys: dict[str, Any]
+    ) -> None:
+        job_id = self._pick(data, self.mine)
+        columns = {"priority": 7, **keys} | ({"expires_at": PAST} if expires else {})
         self._write(
             lambda connection: revise_job(
                 connection,
                 self._database,
                 Asked(job_id, 0, new_token()),
-                NewValues(columns, due_ms=1),
+                NewValues(columns, due_ms=FAR if far else 1),
                 revisions=None,
             )
         )
-        self._compare("change")
+        self._compare("change", "unblock")
 
     @rule()
     def expire(self) -> None:
@@ -296,7 +335,7 @@ class Moves(RuleBasedStateMachine):
             lambda connection: expire_jobs(connection, self._database, limit=50)
         ).job_ids
         assert all(self.jobs[job_id]["attempt"] == 0 for job_id in expired)
-        self._compare("expire")
+        self._compare("expire", "unblock")
         assert not [
             job
             for job in self.jobs.values()
@@ -310,7 +349,7 @@ class Moves(RuleBasedStateMachine):
     def a_thread_ends(self, data: st.DataObject) -> None:
         _job_id, execution_id = self._pick(data, self.sent)
         self._write(lambda connection: release_stopped(connection, [execution_id]))
-        self._compare()
+        self._compare("unblock")
 
     @invariant()
     def rows_fit(self) -> None:
@@ -338,6 +377,20 @@ class Moves(RuleBasedStateMachine):
                 assert not running
                 assert stopping[job["stopping_execution_id"]] == job_id
             assert owed[job_id] == self.ends[job_id]
+
+    @invariant()
+    def blocked_is_only_who_waits_for_a_key(self) -> None:
+        waits = {
+            row["job_id"]
+            for row in self._run(
+                rows_of(self._database, "SELECT job_id FROM concurrency_slot WHERE waits = 1")
+            )
+        }
+        assert all(
+            job["concurrency_key"] is not None and job["id"] in waits
+            for job in self.jobs.values()
+            if job["status"] == JobStatus.BLOCKED
+        )
 
 
 @pytest.mark.parametrize("examples", [25])
