@@ -440,11 +440,12 @@ class Deliverer:
 
 def read_retry_after(status: int, headers: Mapping[str, str], now: float) -> int | None:
     """Milliseconds that a 429 or 503 asks to wait, a second to a day; `now` is epoch seconds."""
-    return wait_asked(headers, now) if status in (429, 503) else None
+    asked = wait_asked(headers, now) if status in (429, 503) else None
+    return None if asked is None else max(SHORTEST_RETRY_AFTER_MS, asked)
 
 
 def wait_asked(headers: Mapping[str, str], now: float) -> int | None:
-    """Milliseconds that `Retry-After` asks to wait, a second to a day; `now` is epoch seconds.
+    """Milliseconds that `Retry-After` asks to wait, at most a day; `now` is epoch seconds.
 
     None if it asks nothing that can be obeyed, as with a date that is over.
     """
@@ -452,16 +453,12 @@ def wait_asked(headers: Mapping[str, str], now: float) -> int | None:
     if not text:
         return None
     if text.isascii() and text.isdigit():
-        return _obeyed(int(text[:9]))
+        return min(int(text[:9]) * 1000, LONGEST_RETRY_AFTER_MS)
     try:
         seconds = parsedate_to_datetime(text).timestamp() - now
     except (ValueError, OverflowError, OSError):
         return None
-    return _obeyed(seconds) if seconds > 0 else None
-
-
-def _obeyed(seconds: float) -> int:
-    return min(max(SHORTEST_RETRY_AFTER_MS, round(seconds * 1000)), LONGEST_RETRY_AFTER_MS)
+    return min(round(seconds * 1000), LONGEST_RETRY_AFTER_MS) if seconds > 0 else None
 
 
 def _now() -> float:

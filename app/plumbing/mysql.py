@@ -50,6 +50,13 @@ class BoundedConnection(Connection):  # type: ignore[misc] # the driver has no t
         """Run one statement and read its whole answer."""
         return int(await self._in_time(super().query(sql, unbuffered)))
 
+    async def ensure_closed(self) -> None:
+        """Say farewell and close; a server that has hung up before is no reason to stay open."""
+        try:
+            await super().ensure_closed()
+        finally:
+            self.close()
+
     async def _connect(self) -> None:
         await self._in_time(super()._connect())
 

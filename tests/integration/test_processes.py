@@ -22,7 +22,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
 if "stray" in os.environ.get("ONCUE_WORKER_NAME", ""):
-    subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
+    subprocess.Popen(["/bin/sleep", "120"], start_new_session=True)
 if "dying" in os.environ.get("ONCUE_WORKER_NAME", ""):
     sys.exit("no luck")
 port = int(sys.argv[sys.argv.index("--port") + 1])

@@ -74,13 +74,14 @@ def test_fires_of_random_moments_begin_at_their_times(
     ]
 
     def all_ended() -> dict[int, dict[str, Any]] | None:
+        over = all(platform.job(one)["status"] == "SUCCEEDED" for one in schedules)
+        # After that, so that none of their fires is missing.
         made = {
             child["jobId"]: child
             for schedule in schedules
             for child in platform.get(f"/openapi/jobs/{schedule}/children")["items"]
         }
         ended = all(one["finishedAt"] for one in made.values())
-        over = all(platform.job(one)["status"] == "SUCCEEDED" for one in schedules)
         return made if made and ended and over else None
 
     made = until(all_ended, 60, what="the fires")

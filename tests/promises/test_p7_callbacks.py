@@ -27,7 +27,7 @@ from tests.support.receiver import Answer, Receiver
 from tests.support.wait import until_async
 
 URL = "http://127.0.0.1:9/hook"
-QUICK = {"ONCUE_CALLBACK_SCHEDULE_SECONDS": ",".join(["0"] + ["2"] * 100)}
+QUICK = {"ONCUE_CALLBACK_SCHEDULE_SECONDS": ",".join(["0"] + ["2"] * 20 + ["10"] * 20)}
 
 
 class Broken(Exception):

@@ -137,7 +137,12 @@ async def test_each_fire_is_decided_once(migrated_engine: Engine, overlap: str, 
     async with door(migrated_engine) as one, door(migrated_engine) as other:
         database = one.database
         schedule = await one.submitted(
-            intervalMs=EVERY, overlapPolicy=overlap, misfirePolicy="all", misfireCap=4, maxRetry=0
+            intervalMs=EVERY,
+            overlapPolicy=overlap,
+            misfirePolicy="all",
+            misfireCap=4,
+            misfireSpacingMs=0,
+            maxRetry=0,
         )
         term = await new_term(database)
         hands = [Hands(api, schedule, dice, term) for api in (one, other)]

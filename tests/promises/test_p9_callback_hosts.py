@@ -15,7 +15,7 @@ from tests.support.wait import until_async
 
 MANNERS: Sequence[Manner] = ("silent", "error", "busy", "reset", *("healthy",) * 4)
 QUICK = {
-    "ONCUE_CALLBACK_SCHEDULE_SECONDS": ",".join(["0"] + ["1"] * 300),
+    "ONCUE_CALLBACK_SCHEDULE_SECONDS": ",".join(["0"] + ["1"] * 25 + ["10"] * 24),
     "ONCUE_CALLBACK_TIMEOUT_SECONDS": "3",
     "ONCUE_CALLBACK_BREAKER_SECONDS": "1",
 }

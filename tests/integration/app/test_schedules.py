@@ -139,6 +139,7 @@ async def test_a_run_and_its_callbacks_carry_the_time_that_they_stand_for(api: D
         callbackEvents=["started", "retrying", "succeeded", "cancelled", "failed"],
         overlapPolicy="allow",
         misfirePolicy="all",
+        misfireSpacingMs=0,
     )
     await fired(api, back_ms=3 * HOUR, schedule=schedule)
     made = await children(api.database, schedule)
