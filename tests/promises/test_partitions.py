@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -27,17 +28,33 @@ SETTINGS = {
 }
 
 
-def submitted(platform: Platform, count: int, **fields: Any) -> list[int]:
-    """Submit jobs of some milliseconds each, in any order."""
+def submitted(
+    platform: Platform, count: int, *, partitions: int = PARTITIONS, **fields: Any
+) -> list[int]:
+    """Submit jobs of some milliseconds each, in any order: to each partition one at least."""
+    requests = requests_in_all(count, partitions)
     with ThreadPoolExecutor(4) as pool:
         return list(
             pool.map(
                 lambda number: platform.submit(
-                    "record", {"ms": 5 + number % 40}, maxRetry=0, **fields
+                    *("record", {"ms": 5 + number % 40}),
+                    **{"maxRetry": 0, "clientRequestId": requests[number], **fields},
                 ),
                 range(count),
             )
         )
+
+
+def requests_in_all(count: int, partitions: int) -> list[str]:
+    """Draw so many ids of requests, whose jobs lie in all partitions."""
+    assert count >= partitions
+    drawn: list[str] = []
+    for number in range(count):
+        wanted = number % partitions
+        while partition_of(0, one := uuid.uuid4().hex, partitions) != wanted:
+            continue
+        drawn.append(one)
+    return drawn
 
 
 def held_by(platform: Platform, number: int) -> int:
@@ -252,7 +269,7 @@ async def test_jobs_of_partitions_that_a_lower_number_leaves_behind_are_run(
     assert platform.services["dispatcher-2"].terminate() == 0
     # Raised again, what is there and what comes new is run.
     platform.dispatcher(1, environment={"ONCUE_DISPATCH_PARTITIONS": "11"})
-    for job_id in submitted(platform, 40):
+    for job_id in submitted(platform, 40, partitions=11):
         assert platform.ended(job_id, 60)["status"] == "SUCCEEDED"
     until(lambda: held_by(platform, 1) == 11, what="all partitions to be held")
     starts = Counter(line.job_id for line in platform.record() if line.event == "start")

@@ -117,8 +117,10 @@ class Child:
         self._process.send_signal(number)
 
     def freeze(self) -> None:
-        """Stop the whole process group where it stands (SIGSTOP)."""
+        """Stop the whole process group where it stands (SIGSTOP); return once it does."""
         os.killpg(self.pid, signal.SIGSTOP)
+        # A thread that another processor runs goes on for a moment.
+        until(lambda: _stand_still(self.pid), what=f"{self.name} to stand still")
 
     def thaw(self) -> None:
         """Let a frozen process group go on (SIGCONT)."""
@@ -201,3 +203,14 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         GUARDIAN.forget(self.pid)
+
+
+def _stand_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped, or it is gone; elsewhere than on Linux yes."""
+    tasks = Path(f"/proc/{pid}/task")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        states = [
+            (one / "stat").read_text().rpartition(")")[2].split()[0] for one in tasks.iterdir()
+        ]
+        return all(state in "TtZX" for state in states)
+    return True
