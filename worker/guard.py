@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oncue.failures import Failures
 from oncue.protocol import (
     CANCEL_PATH,
     DELIVER_PATH,
@@ -39,43 +39,6 @@ CLOSE: Final = {"connection": "close"}
 MOST_WRONG: Final = 20
 """Wrong tokens from one address in `WRONG_SECONDS`; further ones are not looked at until then."""
 WRONG_SECONDS: Final = 60.0
-MOST_REMEMBERED: Final = 10_000
-
-
-class Guesses:
-    """Counts wrong tokens of each address in a window; memory is bounded, the oldest leave.
-
-    As at the dispatcher: what was right from an address before stays right, whatever others there
-    try, and IPv6 addresses count by their /64.
-    """
-
-    def __init__(self) -> None:
-        self._wrong: dict[str, tuple[int, float]] = {}
-        self._right: dict[tuple[str, bytes], None] = {}
-
-    def wait_seconds(self, address: str, digest: bytes, now: float) -> float:
-        """Return how long this token from this address is not even looked at; 0: it is."""
-        count, until = self._wrong.get(_network(address), (0, 0.0))
-        if count < MOST_WRONG or now >= until or (address, digest) in self._right:
-            return 0.0
-        return until - now
-
-    def note_wrong(self, address: str, now: float) -> None:
-        """Count a wrong token."""
-        network = _network(address)
-        count, until = self._wrong.pop(network, (0, 0.0))
-        if now >= until:
-            count, until = 0, now + WRONG_SECONDS
-        self._wrong[network] = (count + 1, until)
-        if len(self._wrong) > MOST_REMEMBERED:
-            del self._wrong[next(iter(self._wrong))]
-
-    def note_right(self, address: str, digest: bytes) -> None:
-        """Remember what was right, where somebody else may be wrong."""
-        if (address, digest) not in self._right:
-            self._right[address, digest] = None
-            if len(self._right) > MOST_REMEMBERED:
-                del self._right[next(iter(self._right))]
 
 
 class Guard:
@@ -94,7 +57,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
-        self._guesses = Guesses()
+        self._failures = Failures(MOST_WRONG, WRONG_SECONDS)
         self._now = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +96,7 @@ class Guard:
         scheme, _, token = authorization.partition(b" ")
         given = hashlib.sha256(token.strip()).digest()
         now = self._now()
-        wait = self._guesses.wait_seconds(address, given, now)
+        wait = self._failures.wait_seconds(address, given.hex(), now)
         if wait > 0:
             return _unauthorized(
                 f"too many wrong tokens came from {address}: wait {wait:.0f} s",
@@ -142,10 +105,10 @@ class Guard:
         # All are compared, so that the time says nothing about which one fits.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         if scheme.lower() == b"bearer" and any(fits):
-            self._guesses.note_right(address, given)
+            self._failures.note_success(address, given.hex())
             return None
         if authorization:  # one that was not sent at all is no attempt to guess one
-            self._guesses.note_wrong(address, now)
+            self._failures.note_failure(address, now)
         return _unauthorized("the internal token is missing or wrong", {})
 
     async def _pass_bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,15 +128,6 @@ class Guard:
 
 def _unauthorized(detail: str, headers: dict[str, str]) -> JSONResponse:
     return problem(401, detail, headers={"www-authenticate": "Bearer", **headers})
-
-
-def _network(address: str) -> str:
-    if ":" not in address:
-        return address
-    try:
-        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
-    except ValueError:
-        return address
 
 
 def _declared_length(headers: dict[bytes, bytes]) -> int:

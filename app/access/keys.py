@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request
 from fastapi.routing import iter_route_contexts
 
 from app.access.caller import OPEN, Caller
-from app.access.failures import Failures
 from app.access.key_cache import KeyCache
 from app.access.roles import NEEDED, RouteWithoutRole, allowed
 from app.access.tokens import digest_of, is_digest, read_token
@@ -24,6 +23,7 @@ from app.lifecycle.api_keys import KeyKind, KeyRow, note_uses
 from app.lifecycle.nodes import GroupKey
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
+from oncue.failures import Failures
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,6 @@ import hashlib
 
 import pytest
 
-from app.access import failures as failures_module
-from app.access.failures import Failures
 from app.access.roles import INCLUDES, NEEDED, Role, allowed
 from app.access.tokens import digest_of, draw, draw_key, is_digest, read_token
 from app.lifecycle.api_keys import KeyKind
@@ -56,48 +54,3 @@ def test_a_call_token_is_derived_from_the_hash_alone() -> None:
     assert call_token(one) == call_token(one)
     assert call_token(one) not in (call_token(two), one)
     assert len(call_token(one)) == 64
-
-
-def test_too_many_wrong_keys_make_an_address_wait() -> None:
-    failures = Failures(3, 60)
-    for _ in range(2):
-        failures.note_failure("10.0.0.1", 100)
-    assert failures.wait_seconds("10.0.0.1", "d", 100) == 0
-    failures.note_failure("10.0.0.1", 130)
-    # The window began with the first.
-    assert failures.wait_seconds("10.0.0.1", "d", 130) == 30
-    assert failures.wait_seconds("10.0.0.2", "d", 130) == 0
-    assert failures.wait_seconds("10.0.0.1", "d", 160) == 0
-    failures.note_failure("10.0.0.1", 161)
-    assert failures.wait_seconds("10.0.0.1", "d", 161) == 0
-
-
-def test_what_was_right_from_an_address_stays_right_there_alone() -> None:
-    failures = Failures(1, 60)
-    failures.note_success("10.0.0.1", "good")
-    failures.note_failure("10.0.0.1", 0)
-    failures.note_failure("10.0.0.2", 0)
-    assert failures.wait_seconds("10.0.0.1", "good", 1) == 0
-    assert failures.wait_seconds("10.0.0.1", "other", 1) > 0
-    assert failures.wait_seconds("10.0.0.2", "good", 1) > 0
-
-
-def test_one_ipv6_network_is_one_address() -> None:
-    failures = Failures(2, 60)
-    failures.note_failure("2001:db8:1:2::1", 0)
-    failures.note_failure("2001:db8:1:2:ffff::9", 0)
-    assert failures.wait_seconds("2001:db8:1:2::7", "d", 1) > 0
-    assert failures.wait_seconds("2001:db8:1:3::1", "d", 1) == 0
-    failures.note_failure("fe80::1%eth0", 0)
-    failures.note_failure("not:an:address", 0)
-
-
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures_module, "MOST_ADDRESSES", 10)
-    monkeypatch.setattr(failures_module, "MOST_GOOD", 5)
-    failures = Failures(1, 60)
-    for number in range(100):
-        failures.note_failure(f"10.0.0.{number}", 0)
-        failures.note_success("10.0.0.1", str(number))
-    assert failures.size == 15
-    assert failures.wait_seconds("10.0.0.99", "d", 1) > 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from oncue.protocol import RUN_PATH
-from worker import guard
-from worker.guard import MOST_WRONG, WRONG_SECONDS, Guard, Guesses
+from worker.guard import MOST_WRONG, WRONG_SECONDS, Guard
 
 
 class Rig:
@@ -68,29 +66,3 @@ async def test_requests_without_a_token_are_no_guesses() -> None:
     for _ in range(5 * MOST_WRONG):
         assert await rig.ask(None) == (401, None)
     assert await rig.ask("right") == (200, None)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "together"),
-    [
-        ("2001:db8::1", "2001:db8::ffff", True),
-        ("2001:db8::1", "2001:db8:0:1::1", False),
-        ("192.0.2.1", "192.0.2.2", False),
-        ("fe80::1%eth0", "fe80::2", True),
-        ("no:address", "no:address", True),
-    ],
-)
-def test_addresses_of_one_network_count_together(one: str, other: str, together: bool) -> None:
-    guesses = Guesses()
-    for _ in range(MOST_WRONG):
-        guesses.note_wrong(one, 0.0)
-    assert (guesses.wait_seconds(other, b"", 0.0) > 0) is together
-
-
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MOST_REMEMBERED", 3)
-    guesses = Guesses()
-    for number in range(10):
-        guesses.note_wrong(f"192.0.2.{number}", 0.0)
-        guesses.note_right(f"192.0.2.{number}", b"")
-    assert len(guesses._wrong) == len(guesses._right) == 3

@@ -1,4 +1,7 @@
-"""Failed attempts by the address they came from: too many, and the address must wait."""
+"""Failed attempts by the address they came from: too many, and the address must wait.
+
+Of keys at the dispatcher, and of internal tokens at a worker.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ MOST_GOOD: Final = 10_000
 
 
 class Failures:
-    """Counts wrong keys of each address in a window; memory is bounded, the oldest leave.
+    """Counts wrong keys or tokens of each address in a window; memory is bounded, the oldest leave.
 
     Behind one address there may be many callers: what was right from there before stays right.
     IPv6 addresses count by their /64, which one caller may have to itself.
@@ -23,7 +26,7 @@ class Failures:
         self._good: dict[tuple[str, str], None] = {}
 
     def wait_seconds(self, address: str, digest: str, now: float) -> float:
-        """Return how long this key from this address is not even looked at; 0: it is."""
+        """Return how long this one from this address is not even looked at; 0: it is."""
         found = self._counts.get(_network(address))
         if found is None:
             return 0.0
@@ -33,7 +36,7 @@ class Failures:
         return until - now
 
     def note_failure(self, address: str, now: float) -> None:
-        """Count a wrong key."""
+        """Count a wrong one."""
         network = _network(address)
         count, until = self._counts.pop(network, (0, 0.0))
         if now >= until:
