@@ -134,6 +134,11 @@ class Run(Message):
         description="Begin so long after this request has come, not before. Only workers whose "
         "answers say `waits` are sent it.",
     )
+    due_at: Annotated[Int64, Field(ge=0, le=LATEST_TIME)] | None = Field(
+        None,
+        description="Sent with `startInMs`: the database's time at which to begin. A worker that "
+        "is sure that it has come begins then, though the pause since this request came goes on.",
+    )
     secret_params: bool = Field(
         False,
         description="true: what a worker itself says of the run, as in its error, must not repeat "

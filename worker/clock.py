@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from typing import Final
 
 SLOW_ANSWER_SECONDS: Final = 1.0
+WINDOW_SECONDS: Final = 10.0
+"""What was heard of the database's time counts for so long, and at most twice as long."""
 
 
 def boot_seconds() -> float:
@@ -13,6 +17,35 @@ def boot_seconds() -> float:
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
+
+
+class LowerBound:
+    """A moment that the database's clock is not before, by what dispatchers lately wrote.
+
+    A message says a time that has passed when it comes. The one that came quickest says most: the
+    bound is as far behind as the shortest way of `WINDOW_SECONDS`. Any thread may call it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turned_at = -math.inf
+        self._before = self._now = -math.inf
+        """The greatest of (database minus monotonic, ms) of the window before, and of this one."""
+
+    def hear(self, database_ms: int, at: float) -> None:
+        """Note that the database has passed `database_ms` at `at` (`time.monotonic`, seconds)."""
+        ahead_ms = database_ms - at * 1000.0
+        with self._lock:
+            gone = at - self._turned_at
+            if gone >= WINDOW_SECONDS:
+                self._before = self._now if gone < 2 * WINDOW_SECONDS else -math.inf
+                self._now, self._turned_at = -math.inf, at
+            self._now = max(self._now, ahead_ms)
+
+    def reached_at(self, database_ms: int) -> float:
+        """Return when (`time.monotonic`) it is surely `database_ms` there; infinity: not known."""
+        with self._lock:
+            return (database_ms - max(self._before, self._now)) / 1000.0
 
 
 class DatabaseClock:
@@ -23,6 +56,7 @@ class DatabaseClock:
 
     def __init__(self) -> None:
         self._ahead_of_boot_ms: float | None = None
+        self.lower_bound = LowerBound()
 
     def learn(self, database_ms: int, sent: float, received: float) -> None:
         """Take `database_ms` as the time midway between `sent` and `received` (`boot_seconds`)."""

@@ -238,7 +238,7 @@ class Beats(threading.Thread):
                 self._wanted = []
                 self._plain_until = boot_seconds() + SCHEMAS_AGAIN_SECONDS
             raise
-        received_at = boot_seconds()
+        received_at, now = boot_seconds(), time.monotonic()
         try:
             response = HeartbeatResponse.model_validate_json(answer)
         except ValidationError:
@@ -249,6 +249,7 @@ class Beats(threading.Thread):
         self._liveness.beat_acknowledged(sent_at)
         self._terms.learn(response.term)
         self._clock.learn(response.now, sent_at, received_at)
+        self._clock.lower_bound.hear(response.now, now)
         self._want(response.wanted_schemas)
 
     def _want(self, digests: list[str]) -> None:

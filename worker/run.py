@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 RunAnswerFields = dict[str, Any]
 LATEST_LEASE_SECONDS: Final = LEASE_SECONDS / 3
 """A lease that was asked for longer ago is not begun on."""
+LONGEST_WAY_SECONDS: Final = 0.25
+"""A pause is never cut by more: a request that was longer on its way is late anyhow."""
 
 
 class UnreadableRun(Message):
@@ -112,6 +114,8 @@ class Intake:
         else:
             self._terms.admit(request.seat.term, request.seat.partition)
         self._refuse_old(request.sent_at)
+        if request.sent_at is not None:
+            self._clock.lower_bound.hear(request.sent_at, arrived)
         if not request.runs and not await self._leases.is_reachable():
             # A dispatcher asks whether work could be sent: not without leases.
             raise LeaseUnavailable("Redis does not answer")
@@ -205,10 +209,20 @@ class Intake:
             key=run_key(self._prefix, run.job_id, run.trigger_ts),
             mark=run_mark(self._boot_id, run.execution_id),
             accepted_at=self._clock.now_ms(),
-            start_at=None if run.start_in_ms is None else arrived + run.start_in_ms / 1000,
+            start_at=self._start_at(run, arrived),
         )
         self._held.reserve(execution)
         return execution
+
+    def _start_at(self, run: Run, arrived: float) -> float | None:
+        """Return when to begin: the first of two moments that are both not too early."""
+        if run.start_in_ms is None:
+            return None
+        over = arrived + run.start_in_ms / 1000
+        if run.due_at is None:
+            return over
+        sure = self._clock.lower_bound.reached_at(run.due_at)
+        return min(over, max(sure, over - LONGEST_WAY_SECONDS))
 
     async def _lease(
         self,

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 RESCAN_SECONDS: Final = 1.0
 PROBES_PER_READ: Final = 60
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
-AHEAD_MS: Final = 20
+AHEAD_MS: Final = 40
 """So long before its time a task is claimed and sent, to be begun at its time: the time of a
 commit and two round trips, and far less than what a worker may have in hand."""
 SLOW_CLAIM_SECONDS: Final = 0.02

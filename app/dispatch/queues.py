@@ -19,7 +19,7 @@ OUT_OF_ORDER_IDS: Final = 200
 KNOWN_AHEAD_MS: Final = 2000.0
 """What a read sees is kept if it is due so soon; each second there is a read of everything."""
 READ_AHEAD_MS: Final = 250.0
-"""What was announced is read so long before it is due."""
+"""What was announced, or may lie behind what was read, is read so long before it is due."""
 KNOWN_AT_MOST: Final = 1000
 """So many tasks of a queue are kept without a read; what is more waits in the database."""
 NEVER: Final = float("inf")
@@ -134,8 +134,11 @@ class QueueState:
             self.read_at_ms = min(self.read_at_ms, self.soon.pop().due_ms - READ_AHEAD_MS)
         for priority, count in Counter(task.priority for task in later).items():
             if count + due[priority] >= limit:
+                # What lies behind the last one is due with it at the earliest, and has to be known
+                # before that. Half of the way at least is waited, so that no read follows at once.
                 last = max(task.due_ms for task in later if task.priority == priority)
-                self.read_at_ms = min(self.read_at_ms, last)
+                soonest = (found.now_ms + last) / 2
+                self.read_at_ms = min(self.read_at_ms, max(last - READ_AHEAD_MS, soonest))
 
     def dealt(self, tasks: Iterable[Candidate]) -> None:
         """Go on behind the tasks that were dealt, unless an earlier one came up meanwhile."""

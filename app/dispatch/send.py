@@ -322,14 +322,15 @@ class Sender:
             **({} if networks is None else {"egressAllow": networks}),
         }
 
-    def _start(self, run: Claimed) -> dict[str, float]:
+    def _start(self, run: Claimed) -> dict[str, float | int]:
         """Tell when to begin what was claimed a moment before its time.
 
-        It is said as a pause, so that no clock but the dispatcher's counts: that is never ahead of
-        the database's, so the run is never early.
+        A pause, so that no clock but the dispatcher's counts: that is never ahead of the
+        database's, so the run is never early. And a time, for workers that have a bound of their
+        own: on the way of this request the pause has begun already.
         """
         left = run.due_ms - self._clock.now_ms()
-        return {"startInMs": round(left, 1)} if left > 0 else {}
+        return {"startInMs": round(left, 1), "dueAt": run.due_ms} if left > 0 else {}
 
     async def _wait_for_their_time(self, runs: Sequence[Claimed]) -> None:
         """Keep runs that are for a worker which would begin them at once."""

@@ -50,7 +50,7 @@ LONGEST_SLEEP_SECONDS: Final = 1.0
 SHORTEST_SLEEP_SECONDS: Final = 0.0005
 WITHOUT_LOCK_SECONDS: Final = 0.25
 MEND_SECONDS: Final = 5.0
-AHEAD_MS: Final = 50
+AHEAD_MS: Final = 60
 """So long before its time a fire is decided, where its time would bring nothing new: the time of
 a commit, before its child is claimed, itself a moment before that time (`dispatch.loop`)."""
 NO_LIVE: Final = Live()

@@ -11,8 +11,10 @@ from tests.integration.worker.conftest import OpenWorker
 from tests.integration.worker.rig import FakeDispatcher
 from tests.support.wait import until_async
 from tests.unit.worker.runs import make_request, make_run
+from worker.clock import LowerBound
 from worker.execute import CUT_OFF
 from worker.parts import Parts
+from worker.run import LONGEST_WAY_SECONDS
 
 
 async def sent(parts: Parts, start_in_ms: float, handler: str = "echo") -> str:
@@ -35,6 +37,27 @@ async def test_it_begins_at_its_time(
         assert outcome.started_at is not None
         # The clock of the records has whole milliseconds, and is a guess to a few.
         assert outcome.started_at >= asked + wait_ms - 1 + min(0.0, parts.clock.offset_ms)
+
+
+async def test_the_way_of_a_request_does_not_make_a_run_late(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    """The pause of one that was 100 ms on its way is over 100 ms after the run is due."""
+    async with open_worker() as parts:
+        parts.clock.lower_bound = LowerBound()
+        parts.clock.lower_bound.hear(1_000_000, time.monotonic())
+        due_at = 1_000_000 + 400
+        run = make_run("echo", {"kind": "none"}).model_copy(
+            update={"start_in_ms": 400.0 + 100.0, "due_at": due_at}
+        )
+        arrived = time.monotonic()
+        start_at = parts.intake._start_at(run, arrived)
+        assert start_at == pytest.approx(arrived + 0.4, abs=0.05)
+        assert start_at == parts.clock.lower_bound.reached_at(due_at)
+        unsure = run.model_copy(update={"due_at": None})
+        assert parts.intake._start_at(unsure, arrived) == arrived + 0.5
+        long_past = run.model_copy(update={"due_at": due_at - 60_000})
+        assert parts.intake._start_at(long_past, arrived) == arrived + 0.5 - LONGEST_WAY_SECONDS
 
 
 async def test_one_that_is_cancelled_before_its_time_never_begins(

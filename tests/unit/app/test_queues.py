@@ -75,11 +75,18 @@ def test_what_is_announced_during_a_read_is_not_forgotten() -> None:
     assert 3 in state.priorities
 
 
-def test_a_range_that_was_cut_is_read_on_at_its_last_time_and_not_before() -> None:
-    state = state_of(*(task(number, NOW + 10 * number) for number in range(1, LIMIT + 1)))
+def test_what_lies_behind_a_range_that_was_cut_is_read_before_it_can_be_due() -> None:
+    state = state_of(*(task(number, NOW + 300 * number) for number in range(1, LIMIT + 1)))
+    last = NOW + 300 * LIMIT
     assert not state.has_backlog
-    assert not state.needs_read(NOW + 39)
-    assert state.needs_read(NOW + 40)
+    assert not state.needs_read(last - READ_AHEAD_MS - 1)
+    assert state.needs_read(last - READ_AHEAD_MS)
+
+
+def test_a_range_that_was_cut_is_not_read_again_at_once() -> None:
+    state = state_of(*(task(number, NOW + 10 * number) for number in range(1, LIMIT + 1)))
+    assert not state.needs_read(NOW + 5 * LIMIT - 1)
+    assert state.needs_read(NOW + 5 * LIMIT)
 
 
 def test_a_range_full_of_due_tasks_is_a_backlog() -> None:
