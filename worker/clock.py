@@ -8,8 +8,8 @@ import time
 from typing import Final
 
 SLOW_ANSWER_SECONDS: Final = 1.0
-WINDOW_SECONDS: Final = 10.0
-"""What was heard of the database's time counts for so long, and at most twice as long."""
+DRIFT_MS_A_SECOND: Final = 0.5
+"""So much may one clock run faster than the other: one that is wrong is slewed by no more."""
 
 
 def boot_seconds() -> float:
@@ -22,30 +22,36 @@ def boot_seconds() -> float:
 class LowerBound:
     """A moment that the database's clock is not before, by what dispatchers lately wrote.
 
-    A message says a time that has passed when it comes. The one that came quickest says most: the
-    bound is as far behind as the shortest way of `WINDOW_SECONDS`. Any thread may call it.
+    A message says a time that has passed when it comes. The one that came quickest says most, and
+    less with every second, for the two clocks may run at different rates. Any thread may call it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._turned_at = -math.inf
-        self._before = self._now = -math.inf
-        """The greatest of (database minus monotonic, ms) of the window before, and of this one."""
+        self._ahead_ms = -math.inf
+        """Database minus monotonic, ms, by the message that came at `_at`."""
+        self._at = 0.0
 
-    def hear(self, database_ms: int, at: float) -> None:
-        """Note that the database has passed `database_ms` at `at` (`time.monotonic`, seconds)."""
+    def hear(self, database_ms: int, at: float, *, asked_at: float | None = None) -> None:
+        """Note that the database has passed `database_ms` at `at` (`time.monotonic`, seconds).
+
+        If it was asked for its time, at `asked_at`, that had not come then: a bound that says
+        otherwise is of a clock that was set back since.
+        """
         ahead_ms = database_ms - at * 1000.0
         with self._lock:
-            gone = at - self._turned_at
-            if gone >= WINDOW_SECONDS:
-                self._before = self._now if gone < 2 * WINDOW_SECONDS else -math.inf
-                self._now, self._turned_at = -math.inf, at
-            self._now = max(self._now, ahead_ms)
+            most_ms = math.inf if asked_at is None else database_ms + 1 - asked_at * 1000.0
+            held_ms = self._held_ms(at)
+            if ahead_ms >= held_ms or held_ms > most_ms:
+                self._ahead_ms, self._at = ahead_ms, at
 
     def reached_at(self, database_ms: int) -> float:
         """Return when (`time.monotonic`) it is surely `database_ms` there; infinity: not known."""
         with self._lock:
-            return (database_ms - max(self._before, self._now)) / 1000.0
+            return (database_ms - self._held_ms(time.monotonic())) / 1000.0
+
+    def _held_ms(self, now: float) -> float:
+        return self._ahead_ms - max(0.0, now - self._at) * DRIFT_MS_A_SECOND
 
 
 class DatabaseClock:

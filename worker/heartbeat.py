@@ -36,6 +36,7 @@ BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
 REQUEST_TIMEOUT_SECONDS: Final = 3.0
 SCHEMAS_AGAIN_SECONDS: Final = 60.0
+SKEW_WARN_MS: Final = 1000
 """How long beats stay plain after one with schemas failed: it may be too much for a proxy."""
 
 log = structlog.get_logger(__name__)
@@ -182,6 +183,7 @@ class Beats(threading.Thread):
         self._failed = failed
         self._again = again
         self._cpu_idle_percent = cpu_idle_percent
+        self._was_off = False
         self._now = threading.Event()
         self._last = threading.Event()
         self._silent = False
@@ -230,7 +232,7 @@ class Beats(threading.Thread):
     def _beat(self) -> None:
         beat = self._describe()
         body = beat.model_dump_json(by_alias=True).encode()
-        sent_at = boot_seconds()
+        sent_at, asked_at = boot_seconds(), time.monotonic()
         try:
             answer = self._sender.send(body)
         except BeatFailed:
@@ -249,8 +251,18 @@ class Beats(threading.Thread):
         self._liveness.beat_acknowledged(sent_at)
         self._terms.learn(response.term)
         self._clock.learn(response.now, sent_at, received_at)
-        self._clock.lower_bound.hear(response.now, now)
+        self._clock.lower_bound.hear(response.now, now, asked_at=asked_at)
+        self._tell_skew()
         self._want(response.wanted_schemas)
+
+    def _tell_skew(self) -> None:
+        skew_ms = -self._clock.offset_ms
+        is_off = abs(skew_ms) > SKEW_WARN_MS
+        if is_off and not self._was_off:
+            log.warning("the clock is off", skew_ms=round(skew_ms), limit_ms=SKEW_WARN_MS)
+        elif self._was_off and not is_off:
+            log.info("the clock is right again")
+        self._was_off = is_off
 
     def _want(self, digests: list[str]) -> None:
         """Send the schemas that a dispatcher does not know with a beat that comes at once."""

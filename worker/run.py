@@ -39,8 +39,6 @@ log = structlog.get_logger(__name__)
 RunAnswerFields = dict[str, Any]
 LATEST_LEASE_SECONDS: Final = LEASE_SECONDS / 3
 """A lease that was asked for longer ago is not begun on."""
-LONGEST_WAY_SECONDS: Final = 0.25
-"""A pause is never cut by more: a request that was longer on its way is late anyhow."""
 
 
 class UnreadableRun(Message):
@@ -221,8 +219,7 @@ class Intake:
         over = arrived + run.start_in_ms / 1000
         if run.due_at is None:
             return over
-        sure = self._clock.lower_bound.reached_at(run.due_at)
-        return min(over, max(sure, over - LONGEST_WAY_SECONDS))
+        return min(over, self._clock.lower_bound.reached_at(run.due_at))
 
     async def _lease(
         self,

@@ -106,6 +106,12 @@ async def rogue_task(_: Any) -> str:
     return "still here"
 
 
+@handler("w_monotonic")
+async def monotonic(_: Any) -> float:
+    """Tell when it began."""
+    return time.monotonic()
+
+
 @handler("w_nominal")
 async def nominal(_: Any, ctx: Context) -> str:
     """Tell which time the run stands for."""

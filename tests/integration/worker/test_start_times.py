@@ -14,7 +14,6 @@ from tests.unit.worker.runs import make_request, make_run
 from worker.clock import LowerBound
 from worker.execute import CUT_OFF
 from worker.parts import Parts
-from worker.run import LONGEST_WAY_SECONDS
 
 
 async def sent(parts: Parts, start_in_ms: float, handler: str = "echo") -> str:
@@ -42,22 +41,35 @@ async def test_it_begins_at_its_time(
 async def test_the_way_of_a_request_does_not_make_a_run_late(
     open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
-    """The pause of one that was 100 ms on its way is over 100 ms after the run is due."""
+    """Its pause ends two seconds later than the time at which it is due."""
     async with open_worker() as parts:
+        due_at = 1_000_000 + 400
         parts.clock.lower_bound = LowerBound()
         parts.clock.lower_bound.hear(1_000_000, time.monotonic())
-        due_at = 1_000_000 + 400
-        run = make_run("echo", {"kind": "none"}).model_copy(
-            update={"start_in_ms": 400.0 + 100.0, "due_at": due_at}
+        run = make_run("w_monotonic", {"kind": "none"}).model_copy(
+            update={"start_in_ms": 2_400.0, "due_at": due_at}
         )
         arrived = time.monotonic()
-        start_at = parts.intake._start_at(run, arrived)
-        assert start_at == pytest.approx(arrived + 0.4, abs=0.05)
-        assert start_at == parts.clock.lower_bound.reached_at(due_at)
-        unsure = run.model_copy(update={"due_at": None})
-        assert parts.intake._start_at(unsure, arrived) == arrived + 0.5
-        long_past = run.model_copy(update={"due_at": due_at - 60_000})
-        assert parts.intake._start_at(long_past, arrived) == arrived + 0.5 - LONGEST_WAY_SECONDS
+        RunResponse.model_validate_json(await parts.intake.take(make_request(run)))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+        began = outcome.result
+        assert isinstance(began, float)
+        assert parts.clock.lower_bound.reached_at(due_at) <= began < arrived + 2.4
+
+
+async def test_no_start_is_recorded_before_it_was_due(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    """The clock of the records is a guess: here it is five seconds behind."""
+    async with open_worker() as parts:
+        due_at = parts.clock.now_ms() + 5_000
+        parts.clock.lower_bound.hear(due_at, time.monotonic())
+        run = make_run("echo", {"kind": "none"}).model_copy(
+            update={"start_in_ms": 30.0, "due_at": due_at}
+        )
+        await parts.intake.take(make_request(run))
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+        assert outcome.started_at == due_at
 
 
 async def test_one_that_is_cancelled_before_its_time_never_begins(
