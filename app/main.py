@@ -76,6 +76,7 @@ from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.plumbing.loops import Loop
+from app.plumbing.redis import take_a_write
 from app.pulse import Pulse
 from app.schedules.routes import schedule_routes
 from app.schedules.spawn import Spawner
@@ -161,7 +162,7 @@ def build_parts(ground: Ground) -> Parts:
     roster = Roster(ground.clock.now_ms)
     queues = QueueBook()
     limits = LimitBook(ground.database, ground.bus)
-    prober = Prober(ground, roster)
+    prober = Prober(ground, roster, seats)
     sender = Sender(ground, seats, roster, queues, settler, dresser)
     standing = Standing(ground, lock, roster)
     admission = Admission(ground.settings, ground.metrics)
@@ -478,7 +479,7 @@ def _checks(parts: Parts) -> dict[str, Any]:
         return None
 
     async def redis() -> str | None:
-        await parts.ground.redis.ping()
+        await take_a_write(parts.ground.redis, parts.ground.settings.redis_prefix)
         return None
 
     async def clock() -> str | None:

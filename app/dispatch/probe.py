@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from app.dispatch.seats import Seats
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.nodes import Node
@@ -35,8 +36,9 @@ class Probe(Enum):
 class Prober:
     """Probes workers, and takes back the doubt about those that answer."""
 
-    def __init__(self, ground: Ground, roster: Roster) -> None:
+    def __init__(self, ground: Ground, roster: Roster, seats: Seats) -> None:
         self._client = ground.client
+        self._seats = seats
         self._bus = ground.bus
         self._roster = roster
         self._asked_at: dict[str, float] = {}
@@ -96,6 +98,10 @@ class Prober:
             )
         except NoAnswer as error:
             log.debug("suspect_silent", worker_id=node.worker_id, error=str(error))
+            return
+        if reply.status == HTTPStatus.CONFLICT:
+            # The database has lost terms, as by a failover: a new one is begun until it is enough.
+            self._seats.give_up(partition, term, "a worker knows a higher term")
             return
         own = isinstance(reply.body, dict) and reply.body.get("workerId") == node.worker_id
         if reply.status == HTTPStatus.OK and own:

@@ -110,9 +110,10 @@ class Seats:
         lock = self._locks.get(partition)
         return None if lock is None else lock.term
 
-    def give_up(self, partition: int, reason: str) -> None:
-        """Stop acting as the holder of a partition: somebody knows a higher term."""
-        if (lock := self._locks.get(partition)) is not None:
+    def give_up(self, partition: int, term: int, reason: str) -> None:
+        """Stop acting as the holder of a partition in this term: somebody knows a higher one."""
+        lock = self._locks.get(partition)
+        if lock is not None and lock.term == term:
             lock.give_up(reason)
 
     def start(self) -> None:

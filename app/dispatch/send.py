@@ -60,6 +60,8 @@ WANTED_SECONDS: Final = 30.0
 much longer that a run has ended: once it has forgotten, it would take the run for a new one."""
 CALLS_URLS: Final = "http"
 """The built-in handler that calls what its params name: within the networks of their tenant."""
+TIMER_SECONDS: Final = 0.001
+"""By so much a timer may end too soon."""
 MAX_SEND_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -122,6 +124,7 @@ class Sender:
 
     def reset(self) -> None:
         """Forget what an earlier term of this process had on the way."""
+        self._roster.forget_sent()
         self._unanswered.clear()
         self._accepted.clear()
         self._metrics.in_flight.set(0)
@@ -178,7 +181,7 @@ class Sender:
                     return
                 if reply is not None and _refused_whole(reply) and not ambiguous:
                     if reply.status == 409:
-                        self._seats.give_up(partition, "a worker knows a higher term")
+                        self._seats.give_up(partition, term, "a worker knows a higher term")
                         return
                     self._roster.doubt(worker_id)
                     await self._replace(
@@ -336,7 +339,7 @@ class Sender:
         """Keep runs that are for a worker which would begin them at once."""
         left = max(run.due_ms for run in runs) - self._clock.now_ms()
         if left > 0:
-            await asyncio.sleep(left / 1000)
+            await asyncio.sleep(left / 1000 + TIMER_SECONDS)
 
     async def _take_answers(
         self, worker_id: str, runs: Sequence[Claimed], response: RunResponse, fence: Fence

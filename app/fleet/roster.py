@@ -132,6 +132,11 @@ class Roster:
         if worker is not None:
             worker.unanswered.discard(execution_id)
 
+    def forget_sent(self) -> None:
+        """Count nothing as on the way: what still is will be sent again, and counted then."""
+        for worker in self._workers.values():
+            worker.unanswered.clear()
+
     def over(self, execution_id: str) -> None:
         """Count a run of this dispatcher no longer: it has ended, or was refused."""
         run = self._own.pop(execution_id, None)

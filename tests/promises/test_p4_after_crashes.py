@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from tests.integration.app.rig import change, opened
 from tests.support.engines import Engine
 from tests.support.processes import NewPlatform, Platform
 from tests.support.wait import until
@@ -45,6 +48,31 @@ def test_a_refused_repetition_of_a_crashed_dispatchers_send_starts_nothing_elsew
     platform.worker("worker-2", environment={"ONCUE_INTERNAL_TOKEN": both})
     job = platform.ended(job_id, ENDED_OR_TWICE_SECONDS)
     assert (job["status"], _starts(platform, job_id)) == ("SUCCEEDED", 1)
+
+
+def test_jobs_run_again_after_the_database_has_lost_terms(
+    engine: Engine, new_platform: NewPlatform
+) -> None:
+    """As by a failover to a replica that was behind: workers remember a higher term."""
+    platform = new_platform(engine)
+    _set_term(engine, 5)
+    dispatcher = platform.dispatcher()
+    platform.worker("worker-1")
+    platform.wait_for_workers(1)
+    platform.ended(platform.submit("record", {"ms": 0}))
+    dispatcher.kill()
+    _set_term(engine, 3)
+    dispatcher.start()
+    job = platform.ended(platform.submit("record", {"ms": 0}), ENDED_OR_TWICE_SECONDS)
+    assert (job["status"], _starts(platform, job["jobId"])) == ("SUCCEEDED", 1)
+
+
+def _set_term(engine: Engine, term: int) -> None:
+    async def set_it() -> None:
+        async with opened(engine) as database:
+            assert await change(database, "UPDATE dispatch_term SET term = :term", term=term) == 1
+
+    asyncio.run(set_it())
 
 
 def _running_job(platform: Platform, ms: int = 60_000) -> int:

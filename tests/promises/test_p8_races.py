@@ -31,6 +31,7 @@ from tests.support.wait import until_async
 
 EVERY = 10 * 60_000
 STEPS = 40
+ENDS_AT_ONCE = 10
 
 
 class Hands:
@@ -190,6 +191,35 @@ async def drained(hands: Hands) -> None:
         assert JobStatus.WAITING in states
         await hands.end_a_child()
     raise AssertionError("the line does not end")
+
+
+async def test_when_the_last_two_runs_end_at_once_on_two_dispatchers_the_next_is_let_go_once(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as one, door(migrated_engine) as other:
+        term = await new_term(one.database)
+        for _ in range(ENDS_AT_ONCE):
+            schedule = await one.submitted(intervalMs=EVERY, overlapPolicy="queue", maxRetry=0)
+            for _ in range(2):
+                answer = await one.client.post(f"/openapi/jobs/{schedule}/trigger")
+                assert answer.status_code == 200, answer.text
+            pair = [row["id"] for row in await children(one.database, schedule)]
+            first, second = await claimed(one.database, pair, term=term)
+            await moved_back(one.database, schedule, EVERY)
+            await one.parts.spawner.fire_due(term)
+            (waits,) = [
+                row for row in await children(one.database, schedule) if row["id"] not in pair
+            ]
+            assert waits["status"] == JobStatus.BLOCKED
+            ends = await asyncio.gather(
+                settled(one.database, ending(first, ExecutionStatus.SUCCEEDED)),
+                settled(other.database, ending(second, ExecutionStatus.SUCCEEDED)),
+            )
+            assert sum(len(end.followed.claimable) for (end,) in ends) == 1
+            status = await value_of(
+                one.database, "SELECT status FROM job_info WHERE id = :id", id=waits["id"]
+            )
+            assert status == JobStatus.WAITING
 
 
 @pytest.mark.parametrize("paused", [False, True])

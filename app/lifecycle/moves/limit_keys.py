@@ -98,7 +98,8 @@ _HOLDERS: Final = {
         columns=KEY_COLUMNS,
         select=(
             "v.v_tenant_id AS tenant_id, v.v_name AS name, 0 AS waits, s.turn, s.due, s.job_id, "
-            f"j.status, j.stopping_execution_id, {_IS_WAITED_FOR} AS waited_for"
+            "j.status, j.stopping_execution_id, j.concurrency_key, "
+            f"{_IS_WAITED_FOR} AS waited_for"
         ),
         join="LEFT JOIN concurrency_slot AS s ON s.tenant_id = v.v_tenant_id "
         "AND s.name = v.v_name AND s.waits = 0 LEFT JOIN job_info AS j ON j.id = s.job_id",
@@ -168,7 +169,9 @@ async def read_holders(connection: AsyncConnection, keys: Sequence[Key]) -> Hold
         key = Key(row["tenant_id"], row["name"])
         if row["waited_for"]:
             found.waited_for.add(key)
-        if row["status"] == JobStatus.RUNNING or row["stopping_execution_id"] is not None:
+        # One that has left the key holds it only while a run from before goes on.
+        runs = row["status"] == JobStatus.RUNNING and row["concurrency_key"] == key.name
+        if runs or row["stopping_execution_id"] is not None:
             found.count[key] += 1
         elif row["job_id"] is not None:
             found.gone.append({name: row[name] for name in SLOT_COLUMNS})

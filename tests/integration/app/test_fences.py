@@ -72,6 +72,21 @@ async def test_a_new_holder_knows_the_queues_of_the_runs_that_it_sends_again(
         assert loop._queues.requirement(run.queue_id) == "gpu=yes"
 
 
+async def test_what_was_on_its_way_in_an_earlier_term_takes_no_slot_for_ever(
+    migrated_engine: Engine,
+) -> None:
+    """Its answer was lost, and its report came before the term that began anew."""
+    async with door(migrated_engine) as api:
+        loop = api.parts.loop
+        await api.beat("w")
+        await loop._begin({0: await new_term(api.database)})
+        (worker,) = loop._roster.workers()
+        loop._roster.sent(worker.node.worker_id, "e1")
+        assert worker.live_active == 1
+        await loop._begin({0: await new_term(api.database)})
+        assert worker.live_active == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "raised"),
     [(OperationalError, READ_ONLY, DatabaseUnavailable), (DataError, TOO_LONG, DataError)],

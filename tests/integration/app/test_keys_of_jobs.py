@@ -159,6 +159,30 @@ async def test_a_thread_that_goes_on_holds_the_key_until_it_has_ended(database: 
     assert [one.stood_behind for one in released] == [False, True]
 
 
+@pytest.mark.parametrize("now", ["k2", None])
+async def test_a_job_that_left_its_key_holds_it_no_longer_than_its_old_run(
+    database: Database, now: str | None
+) -> None:
+    term = await new_term(database)
+    limit_1 = {"concurrency_key": "k", "concurrency_limit": 1}
+    first, second = await insert(database, 2, **limit_1, max_retry=3, retry_interval_ms=0)
+    (run,) = await claim_waiting(database, term)
+    await settled(database, ending(run, _S.TIMED_OUT, stopping=True))
+    await change(
+        database,
+        "UPDATE job_info SET concurrency_key = :now, concurrency_limit = :limit WHERE id = :id",
+        now=now,
+        limit=None if now is None else 1,
+        id=first,
+    )
+    await database.write(lambda connection: free_keys(connection, [Key(0, "k")]))
+    assert await in_status(database, JobStatus.BLOCKED) == [second]
+    await database.write(lambda connection: release_stopped(connection, [run.execution_id]))
+    assert [one.job_id for one in await claimed(database, [first], term=term)] == [first]
+    await database.write(lambda connection: free_keys(connection, [Key(0, "k")]))
+    assert [one.job_id for one in await claim_waiting(database, term)] == [second]
+
+
 async def test_keys_are_those_of_one_tenant(database: Database) -> None:
     term = await new_term(database)
     limit_1 = {"concurrency_key": "k", "concurrency_limit": 1}

@@ -120,3 +120,14 @@ def test_one_that_alone_dispatches_counts_every_slot() -> None:
     assert free_for(roster) == 4
     roster.sent(WORKER, "e0")
     assert free_for(roster) == 3
+
+
+def test_what_an_earlier_term_sent_takes_no_slot() -> None:
+    roster = Roster(Clock())
+    roster.refresh([node()])
+    roster.trust(WORKER)
+    roster.sent(WORKER, "e1")
+    assert free_for(roster) == 3
+    roster.forget_sent()
+    roster.answered(WORKER, "e1")
+    assert free_for(roster) == 4
