@@ -28,14 +28,16 @@ test-p8: ## Kill dispatchers while 200 schedules fire each second for two minute
 	@tools/bootstrap dev
 	ONCUE_TEST_P8_SECONDS=120 ONCUE_TEST_P8_SCHEDULES=200 $(PYTHON_IN_VENV) -m pytest -n 0 tests/promises/test_p8_dispatchers_killed.py $(ARGS)
 
-simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each ten minutes of faults in seconds; PROCESSES=, SECONDS= bound it
+simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each ten minutes of faults in seconds; PROCESSES=, SECONDS= bound it; SEED= replays one
 	@tools/bootstrap dev
-	$(PYTHON_IN_VENV) -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),1) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(SECONDS),--seconds $(SECONDS))
+	$(PYTHON_IN_VENV) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000) --first $(or $(FIRST),1)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(SECONDS),--seconds $(SECONDS))
 
-test-faults: ## Break a running cluster in every way and judge it; SEED= replays, SECONDS= and JOBS= bound it, ARGS="-k name"
+STORM = $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
+
+test-faults: ## Break a running cluster in every way and judge it, then each fault alone; a storm alone: SEED= replays, SECONDS= and JOBS= bound it; a fault alone: ARGS="-k name"
 	@tools/bootstrap dev
-	$(PYTHON_IN_VENV) -m pytest -m faults tests/faults tests/simulation $(ARGS)
-	$(PYTHON_IN_VENV) -m tests.faults.run $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
+	$(if $(ARGS),,$(PYTHON_IN_VENV) -m tests.faults.run $(STORM))
+	$(if $(strip $(STORM)),,$(PYTHON_IN_VENV) -m pytest -m faults tests/faults tests/simulation $(ARGS))
 
 BENCH_FLAGS = $(if $(EMBEDDED),--embedded) $(if $(JSON),--json $(abspath $(JSON)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -84,17 +85,17 @@ def _show(seen: Preview) -> None:
 def _moment(given: str | None) -> datetime:
     if given is None:
         return datetime.now(UTC)
-    try:
-        moment = datetime.fromisoformat(given)
-        is_known = moment.utcoffset() is not None and 1970 <= moment.astimezone(UTC).year <= 2200
-    except (ValueError, OverflowError):
-        is_known = False
-    if not is_known:
+    moment = None
+    with suppress(ValueError, OverflowError):
+        read = datetime.fromisoformat(given.upper())
+        if read.utcoffset() is not None and 1970 <= read.astimezone(UTC).year <= 2200:
+            moment = read
+    if moment is None:
         _refuse(
             "--after is a time with an offset, of the years 1970 to 2200, "
             f"as 2026-03-07T12:00:00-05:00, not {given!r}"
         )
-    return datetime.fromisoformat(given)
+    return moment
 
 
 def _one_of(flag: str, given: str, *words: str) -> str:

@@ -18,7 +18,7 @@ from app.ground import Ground
 from app.metrics import Metrics
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
-from app.plumbing.redis import REDIS_ERRORS
+from app.plumbing.redis import REDIS_ERRORS, take_a_write
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +97,8 @@ class Pulse:
             Part("redis", self._look_at_the_canary, REDIS_ERRORS, ground.metrics),
         )
         self._redis = ground.redis
-        self._canary_key = canary_key(ground.settings.redis_prefix)
+        self._prefix = ground.settings.redis_prefix
+        self._canary_key = canary_key(self._prefix)
         self._canary: str | bytes | None = None
         self._flushes = ground.metrics.redis_flushes
         self._paused = ground.metrics.paused
@@ -112,12 +113,13 @@ class Pulse:
         await self._loop.stop()
 
     async def _look_at_the_canary(self) -> None:
-        """Ask Redis for the key that only a flush takes away."""
+        """Ask Redis for the key that only a flush takes away, and whether it takes writes."""
         found = await self._redis.get(self._canary_key)
         if self._canary is not None and found != self._canary:
             self._flushes.inc()
             log.warning("redis_flushed")
         self._canary = found
+        await take_a_write(self._redis, self._prefix)
 
     async def _step(self) -> None:
         slept_at = time.monotonic()

@@ -21,11 +21,17 @@ HandlerFunction = TypeVar("HandlerFunction", bound=Callable[..., Any])
 
 
 class Fail(Exception):
-    """Raised by a handler to end its job as FAILED without another attempt."""
+    """Raised by a handler to end its job as FAILED without another attempt.
 
-    def __init__(self, message: str = "", *, code: str = "handler_failed") -> None:
+    A subclass may say its own `code`, and need not call this `__init__`.
+    """
+
+    code: str = "handler_failed"
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        if code is not None:
+            self.code = code
 
 
 class Retry(Exception):
@@ -33,6 +39,8 @@ class Retry(Exception):
 
     `after` is in seconds, or a timedelta.
     """
+
+    after_seconds: float | None = None
 
     def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
         seconds = after.total_seconds() if isinstance(after, timedelta) else after

@@ -37,6 +37,9 @@ def main(verdict_fd: int, parent_pid: int, frames_fd: int, stdout_fd: int, stder
     for fd in (verdict_fd, frames_fd, stdout_fd, stderr_fd):
         os.set_inheritable(fd, False)
     _die_with(parent_pid)
+    # Who ends a service ends all of its processes at once, and the worker's runs have their grace.
+    # Not ignored: that would be handed on to what a handler starts. The worker ends it by SIGKILL.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     requests = _take_standard_input()
     request = json.loads(requests.readline())
     _leave_guardian(requests, verdict_fd)

@@ -256,7 +256,7 @@ class Executor:
 
     async def _run_child(self, execution: Execution) -> Verdict:
         bind_run(execution)
-        execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
+        execution.started_at = self._start_time(execution)
         pipes: ChildPipes | None = None
         try:
             assert execution.log is not None, "a run has a log from its start"
@@ -277,8 +277,12 @@ class Executor:
         self._last_words.add(task)
         task.add_done_callback(self._last_words.discard)
 
+    def _start_time(self, execution: Execution) -> int:
+        """The time to record: this clock is a guess, which may be behind what is known."""
+        return max(self._clock.now_ms(), execution.accepted_at, execution.run.due_at or 0)
+
     def _call(self, execution: Execution) -> Any:
-        execution.started_at = max(self._clock.now_ms(), execution.accepted_at)
+        execution.started_at = self._start_time(execution)
         return execution.handler.call(execution.run.params, lambda: self._context(execution))
 
     def _failed(self, execution: Execution, error: BaseException) -> Verdict:

@@ -21,6 +21,8 @@ KEYS_PER_CALL: Final = 500
 REDIS_ERRORS: Final = (RedisError, OSError, RuntimeError)
 """What a Redis that is away raises; uvloop's word for a closed transport is RuntimeError."""
 
+WRITTEN_SECONDS: Final = 60
+
 TAKE = """
 local answers = {}
 for i, key in ipairs(KEYS) do
@@ -109,8 +111,9 @@ def connect_redis(url: str) -> Redis:
 class Leases:
     """The run keys of this worker."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, prefix: str) -> None:
         self._redis = redis
+        self._written_key = f"{prefix}:written"
         self._take = redis.register_script(TAKE)
         self._store = redis.register_script(STORE)
         self._release = redis.register_script(RELEASE)
@@ -153,9 +156,9 @@ class Leases:
         )
 
     async def is_reachable(self) -> bool:
-        """Tell whether Redis answers now."""
+        """Tell whether Redis takes writes now: one that is full, or a replica, grants no lease."""
         try:
-            await cast(Any, self._redis.ping())
+            await self._redis.set(self._written_key, "1", ex=WRITTEN_SECONDS)
         except REDIS_ERRORS:
             return False
         return True

@@ -153,7 +153,7 @@ async def open_parts(
     clock, cost, metrics = DatabaseClock(), RecentCost(), Metrics()
     terms = Terms(refused=metrics.stale_terms.inc)
     liveness = Liveness(has_runs=lambda: bool(held.running()))
-    leases = Leases(outside.redis)
+    leases = Leases(outside.redis, settings.redis_prefix)
     dispatchers = outside.dispatchers
 
     # The last two are made after those that tell them something: nothing is told before the end.

@@ -49,7 +49,7 @@ def judge_value(value: Any) -> Verdict:
 def judge_error(error: BaseException) -> Verdict:
     """FAILED, retried unless the handler raised `Fail`."""
     if isinstance(error, Fail):
-        code = clean(error.code, MAX_CODE_LENGTH) or "handler_failed"
+        code = clean(error.code, MAX_CODE_LENGTH) or Fail.code
         return Verdict("failed", code=code, message=_text_of(error), retryable=False)
     if isinstance(error, Retry):
         after = error.after_seconds

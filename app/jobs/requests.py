@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -19,6 +20,11 @@ MAX_PARAMS_BYTES = 64 * 1024
 MAX_LABELS = 16
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
 LABEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,63}$"
+
+
+def _expires_later(run_at: datetime, expires_at: datetime) -> None:
+    if expires_at <= run_at:
+        raise ValueError("expiresAt must be later than runAt")
 
 
 class SubmitJob(Wire):
@@ -140,8 +146,8 @@ class SubmitJob(Wire):
         sent = [name for name, value in when.items() if value is not None]
         if len(sent) > 1:
             raise ValueError(f"send {' or '.join(sent)}, not both")
-        if self.run_at and self.expires_at and self.expires_at <= self.run_at:
-            raise ValueError("expiresAt must be later than runAt")
+        if self.run_at and self.expires_at:
+            _expires_later(self.run_at, self.expires_at)
         if self.callback_url is None and (self.callback_events or self.callback_headers):
             raise ValueError("callbackEvents and callbackHeaders need a callbackUrl")
         return self
@@ -229,6 +235,8 @@ class ChangeJob(Wire):
             raise ValueError("send at least one field to change")
         if {"run_at", "delay_ms"} <= self.model_fields_set:
             raise ValueError("send runAt or delayMs, not both")
+        if {"run_at", "expires_at"} <= self.model_fields_set and self.expires_at is not None:
+            _expires_later(self.run_at, self.expires_at)
         return self
 
     @model_validator(mode="after")

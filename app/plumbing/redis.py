@@ -14,8 +14,18 @@ from redis.exceptions import RedisError
 SOCKET_TIMEOUT_SECONDS: Final = 2.0
 HEALTH_CHECK_SECONDS: Final = 10
 """A connection unused this long is asked first: one that a firewall dropped looks open."""
+WRITTEN_SECONDS: Final = 60
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """What a Redis that is away raises; whoever meets it goes on without Redis or waits."""
+
+
+async def take_a_write(redis: Redis, prefix: str) -> None:
+    """Return once Redis has taken a write: one that is full, or a replica, answers only reads.
+
+    Raises:
+        REDIS_ERRORS: it takes none, or is away.
+    """
+    await redis.set(f"{prefix}:written", "1", ex=WRITTEN_SECONDS)
 
 
 def patient_redis(url: str) -> Redis:

@@ -27,7 +27,9 @@ MOMENT = "must be RFC 3339 with an offset, of the years 1970 to 2200, as 2026-03
 
 def _moment(value: object) -> datetime:
     # In a URL a plus sign that was not escaped arrives as a space.
-    text = str(value).replace(" ", "+") if "T" in str(value) else str(value)
+    text = str(value).upper()
+    if "T" in text:
+        text = text.replace(" ", "+")
     try:
         moment = datetime.fromisoformat(text)
         if moment.utcoffset() is None or not 1970 <= moment.astimezone(UTC).year <= 2200:

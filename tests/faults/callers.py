@@ -36,6 +36,7 @@ class Callers(threading.Thread):
         record: Path,
         *,
         callback_url: str,
+        seed: int,
     ) -> None:
         super().__init__(name="callers")
         self.events: list[Event] = []
@@ -48,7 +49,7 @@ class Callers(threading.Thread):
         self._record = record
         self._callback_url = callback_url
         self._give_up_at = float("inf")
-        self._dice = random.Random()
+        self._dice = random.Random(f"callers {seed}")
 
     def run(self) -> None:
         """Make all calls."""

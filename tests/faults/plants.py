@@ -120,13 +120,18 @@ def die_after_send() -> None:
 
 
 def hold_sends() -> None:
-    """Keep what is claimed from being sent for as long as the trap is set."""
+    """Keep what is claimed from being sent for as long as the trap is set, and a moment more.
+
+    In that moment what was asked for meanwhile, as a cancel, comes first.
+    """
     sender = _module("app.dispatch.send").Sender
     post = sender._post
 
     async def post_later(self: Any, *arguments: Any) -> Any:
-        while _trap_is_set():
-            await asyncio.sleep(0.02)
+        if _trap_is_set():
+            while _trap_is_set():
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)
         return await post(self, *arguments)
 
     sender._post = post_later

@@ -60,6 +60,7 @@ def play(plan: Plan, directory: Path, say: Callable[[str], None]) -> list[str]:
             cluster.platform.dispatcher_urls,
             directory / "callers.jsonl",
             callback_url=cluster.receiver.url(),
+            seed=plan.seed,
         )
         storm = Storm(cluster, plan, say)
         callers.start()

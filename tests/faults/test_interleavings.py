@@ -11,7 +11,7 @@ import redis
 from oncue.protocol import LEASE_SECONDS
 from tests.faults.cluster import Cluster
 from tests.faults.links import Mode
-from tests.faults.scene import scene
+from tests.faults.scene import Scene, scene
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -44,6 +44,7 @@ def test_a_lost_reply_and_a_flushed_redis_do_not_start_a_run_twice(tmp_path: Pat
             job_id = one.submit("fault_async", 6_000)
             one.started(job_id)
             one.cluster.flush()
+            until(lambda: _repeats(one), 60, what="the send to be repeated")
         assert one.settled().violations == []
         row = one.row(job_id)
         assert (row["status"], row["attempt"], len(one.cluster.starts(job_id))) == (2, 1, 1)
@@ -120,3 +121,9 @@ def _stored(cluster: Cluster) -> int:
     with redis.Redis(port=cluster.servers.redis.port, decode_responses=True) as client:
         keys = list(client.scan_iter(match=f"{cluster.engine.redis_prefix}:run:*"))
         return sum('"status"' in str(client.get(key)) for key in keys)
+
+
+def _repeats(one: Scene) -> bool:
+    """Tell whether some dispatcher has had no answer to a send, and so sends it again."""
+    names = [name for name in one.platform.services if name.startswith("dispatcher")]
+    return any("send_unanswered" in one.platform.services[it].child.log.read_text() for it in names)

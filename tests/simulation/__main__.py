@@ -32,11 +32,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="play this one alone")
     parser.add_argument("--trace", action="store_true", help="with --seed: show all as it happens")
     parser.add_argument("--history", action="store_true", help="with --seed: print the history")
-    parser.add_argument("--seeds", type=int, default=100, help="how many to play")
+    parser.add_argument("--seeds", type=_some, default=100, help="how many to play")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="all cores")
+    parser.add_argument("--processes", type=_some, default=os.cpu_count() or 1, help="all cores")
     parser.add_argument("--seconds", type=float, help="after four seeds, begin none so late")
     return parser.parse_args()
+
+
+def _some(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
 
 
 def _show(seed: int, *, trace: bool, history: bool) -> int:
@@ -45,7 +52,7 @@ def _show(seed: int, *, trace: bool, history: bool) -> int:
     took = time.perf_counter() - began
     if history:
         print(played.history, end="")
-        return 0
+        return 1 if played.violations else 0
     print(played.report.table(played.faults))
     print(*played.violations, sep="\n")
     print(f"{played.virtual_seconds:.0f} virtual s with {played.steps} steps")

@@ -661,6 +661,25 @@ async def test_readiness_names_the_part_that_is_missing(
         assert (await api.submit()).status_code == 202
 
 
+async def test_a_redis_that_takes_no_writes_is_missing(migrated_engine: Engine) -> None:
+    """It answers, but it is full: no worker would be granted a lease."""
+    async with door(migrated_engine) as api:
+        redis = migrated_engine.redis
+        assert redis.command("CONFIG SET maxmemory 1") == b"+OK"
+        try:
+            answer = await api.client.get("/readyz")
+            assert (answer.status_code, answer.json()["parts"]["database"]) == (503, "ok")
+            gone = 'oncue_part_up{part="redis"} 0.0'
+            await until_async(lambda: _shows(api, gone), what="the metric to show it")
+        finally:
+            redis.command("CONFIG SET maxmemory 0")
+        assert (await api.client.get("/readyz")).status_code == 200
+
+
+async def _shows(api: Door, line: str) -> bool:
+    return line in (await api.client.get("/metrics")).text
+
+
 async def test_readiness_tells_that_the_row_which_fences_dispatch_is_missing(
     migrated_engine: Engine,
 ) -> None:

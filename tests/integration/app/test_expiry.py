@@ -265,6 +265,14 @@ async def test_a_deadline_before_the_due_time_is_refused(migrated_engine: Engine
         answer = await at.submit(runAt="2031-01-01T00:00:00Z", expiresAt="2030-01-01T00:00:00Z")
         assert answer.status_code == 422
         assert "expiresAt must be later than runAt" in answer.text
+        job_id = await at.submitted(jobHandler="absent", delayMs=60_000)
+        answer = await at.client.patch(
+            f"/openapi/jobs/{job_id}",
+            json={"runAt": "2031-01-01T00:00:00Z", "expiresAt": "2030-01-01T00:00:00Z"},
+            headers={"If-Match": "*"},
+        )
+        assert answer.status_code == 422
+        assert "expiresAt must be later than runAt" in answer.text
 
 
 async def test_no_look_stays_behind_for_a_deadline_that_is_gone(migrated_engine: Engine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -271,6 +273,22 @@ async def test_a_child_and_what_it_started_are_killed_at_the_timeout(
         outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
     assert (outcome.status, outcome.stopping) == (OutcomeStatus.CANCELLED, False)
     await until_async(lambda: not any(is_running(pid) for pid in pids))
+
+
+async def test_a_child_that_is_asked_to_end_with_its_worker_goes_on(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, tmp_path: Path
+) -> None:
+    """Who stops a service may ask all of its processes; the run has its worker's grace."""
+    note = tmp_path / "pids"
+    async with open_worker() as parts:
+        run = make_run("w_child", {"pid_file": str(note), "seconds": 1})
+        await parts.intake.take(make_request(run))
+        child, grandchild = await until_async(lambda: read_pids(note))
+        os.kill(child, signal.SIGTERM)
+        os.kill(grandchild, signal.SIGTERM)
+        outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
+    assert outcome.status is OutcomeStatus.SUCCEEDED
+    await until_async(lambda: not is_running(grandchild))
 
 
 async def test_children_die_with_a_killed_worker(start_worker: Any, tmp_path: Path) -> None:

@@ -37,6 +37,20 @@ async def test_a_lease_lost_in_a_flush_is_set_again_while_the_run_goes_on(
             await until_async(lambda: redis.pttl(key) > 10_000)
 
 
+async def test_a_redis_that_takes_no_writes_can_grant_no_lease(
+    open_worker: OpenWorker, valkey: PrivateValkey
+) -> None:
+    """It answers, but it is full."""
+    async with open_worker() as parts:
+        assert await parts.leases.is_reachable()
+        assert valkey.command("CONFIG SET maxmemory 1") == b"+OK"
+        try:
+            assert not await parts.leases.is_reachable()
+        finally:
+            valkey.command("CONFIG SET maxmemory 0")
+        assert await parts.leases.is_reachable()
+
+
 async def test_an_outcome_lost_in_a_flush_is_stored_again_while_no_dispatcher_has_it(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, valkey: PrivateValkey
 ) -> None:

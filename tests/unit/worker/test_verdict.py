@@ -47,6 +47,33 @@ def test_any_error_text_can_be_sent(text: str) -> None:
         Failure.model_validate(json.loads(outcome.wire)["error"])
 
 
+def test_what_extends_fail_or_retry_need_not_know_how_they_begin() -> None:
+    class NoStock(Fail):
+        code = "no_stock"
+
+        def __init__(self, sku: str) -> None:
+            self.sku = sku
+
+    class Busy(Retry):
+        def __init__(self) -> None:
+            pass
+
+    class Plain(Fail):
+        code = "plain"
+
+    verdict = judge_error(NoStock("a-1"))
+    assert (verdict.code, verdict.retryable) == ("no_stock", False)
+    assert judge_error(Plain("no")).code == "plain"
+    assert judge_error(Plain("no", code="told")).code == "told"
+    assert judge_error(Fail("no")).code == "handler_failed"
+    verdict = judge_error(Busy())
+    assert (verdict.code, verdict.retryable, verdict.retry_after_ms) == (
+        "retry_requested",
+        True,
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("after", "expected"),
     [(1.5, 1500), (timedelta(milliseconds=1500), 1500), (timedelta(), 0), (None, None)],
