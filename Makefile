@@ -32,12 +32,13 @@ simulate: ## Play SEEDS=2000 simulated clusters (FIRST=1), each ten minutes of f
 	@tools/bootstrap dev
 	$(PYTHON_IN_VENV) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000) --first $(or $(FIRST),1)) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(SECONDS),--seconds $(SECONDS))
 
+FAULTS_ALONE = $(PYTHON_IN_VENV) -m pytest -m faults tests/faults tests/simulation
 STORM = $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(JOBS),--jobs $(JOBS))
 
 test-faults: ## Break a running cluster in every way and judge it, then each fault alone; a storm alone: SEED= replays, SECONDS= and JOBS= bound it; a fault alone: ARGS="-k name"
 	@tools/bootstrap dev
-	$(if $(ARGS),,$(PYTHON_IN_VENV) -m tests.faults.run $(STORM))
-	$(if $(strip $(STORM)),,$(PYTHON_IN_VENV) -m pytest -m faults tests/faults tests/simulation $(ARGS))
+	$(if $(ARGS),$(if $(strip $(STORM)),$(error ARGS is of the faults alone, SEED, SECONDS and JOBS of a storm: give one or the other)),$(PYTHON_IN_VENV) -m tests.faults.run $(STORM))
+	$(if $(ARGS),$(FAULTS_ALONE) $(ARGS),$(if $(strip $(STORM)),,$(FAULTS_ALONE)))
 
 BENCH_FLAGS = $(if $(EMBEDDED),--embedded) $(if $(JSON),--json $(abspath $(JSON)))
 

@@ -89,7 +89,7 @@ class Part:
 
 
 class Pulse:
-    """Asks the database and Redis once a second: one small statement and one GET."""
+    """Asks the database and Redis once a second: one small statement, one GET and one SET."""
 
     def __init__(self, ground: Ground) -> None:
         self._parts = (

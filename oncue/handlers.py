@@ -20,6 +20,9 @@ Isolation = Literal["none", "process"]
 HandlerFunction = TypeVar("HandlerFunction", bound=Callable[..., Any])
 
 
+LONGEST_AFTER_SECONDS: Final = 31_536_000
+
+
 class Fail(Exception):
     """Raised by a handler to end its job as FAILED without another attempt.
 
@@ -44,8 +47,8 @@ class Retry(Exception):
 
     def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if seconds is not None and not 0 <= seconds <= 31_536_000:
-            raise ValueError("after must be between 0 and 31536000 seconds")
+        if seconds is not None and not 0 <= seconds <= LONGEST_AFTER_SECONDS:
+            raise ValueError(f"after must be between 0 and {LONGEST_AFTER_SECONDS} seconds")
         super().__init__(message)
         self.after_seconds = seconds
 

@@ -37,12 +37,14 @@ def main(verdict_fd: int, parent_pid: int, frames_fd: int, stdout_fd: int, stder
     for fd in (verdict_fd, frames_fd, stdout_fd, stderr_fd):
         os.set_inheritable(fd, False)
     _die_with(parent_pid)
-    # Who ends a service ends all of its processes at once, and the worker's runs have their grace.
-    # Not ignored: that would be handed on to what a handler starts. The worker ends it by SIGKILL.
+    # Who ends a service ends all of its processes at once, and the worker's runs have their grace:
+    # the worker ends this one, by SIGKILL. What a handler starts is not meant (see below): to
+    # ignore the signal would be handed on to all of it.
     signal.signal(signal.SIGTERM, lambda *_: None)
     requests = _take_standard_input()
     request = json.loads(requests.readline())
     _leave_guardian(requests, verdict_fd)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     # Descriptors 1 and 2 are pipes to the worker: for what is written past Python's streams.
     sys.stdout = open(stdout_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
     sys.stderr = open(stderr_fd, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115

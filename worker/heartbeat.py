@@ -36,8 +36,10 @@ BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
 REQUEST_TIMEOUT_SECONDS: Final = 3.0
 SCHEMAS_AGAIN_SECONDS: Final = 60.0
-SKEW_WARN_MS: Final = 1000
 """How long beats stay plain after one with schemas failed: it may be too much for a proxy."""
+SKEW_WARN_MS: Final = 1000
+RIGHT_AGAIN_MS: Final = 500
+"""A clock that was off is right again only below this: the log must not flutter."""
 
 log = structlog.get_logger(__name__)
 
@@ -257,7 +259,7 @@ class Beats(threading.Thread):
 
     def _tell_skew(self) -> None:
         skew_ms = -self._clock.offset_ms
-        is_off = abs(skew_ms) > SKEW_WARN_MS
+        is_off = abs(skew_ms) > (RIGHT_AGAIN_MS if self._was_off else SKEW_WARN_MS)
         if is_off and not self._was_off:
             log.warning("the clock is off", skew_ms=round(skew_ms), limit_ms=SKEW_WARN_MS)
         elif self._was_off and not is_off:

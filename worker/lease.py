@@ -22,6 +22,7 @@ REDIS_ERRORS: Final = (RedisError, OSError, RuntimeError)
 """What a Redis that is away raises; uvloop's word for a closed transport is RuntimeError."""
 
 WRITTEN_SECONDS: Final = 60
+"""So long what is written as a trial stays: the key of a worker that has ended goes by itself."""
 
 TAKE = """
 local answers = {}

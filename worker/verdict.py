@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncue.handlers import Fail, Retry
+from oncue.handlers import LONGEST_AFTER_SECONDS, Fail, Retry
 
 MAX_RESULT_BYTES = 64 * 1024
 MAX_MESSAGE_LENGTH = 2000
@@ -49,10 +49,13 @@ def judge_value(value: Any) -> Verdict:
 def judge_error(error: BaseException) -> Verdict:
     """FAILED, retried unless the handler raised `Fail`."""
     if isinstance(error, Fail):
-        code = clean(error.code, MAX_CODE_LENGTH) or Fail.code
+        code = clean(error.code or "", MAX_CODE_LENGTH) or Fail.code
         return Verdict("failed", code=code, message=_text_of(error), retryable=False)
     if isinstance(error, Retry):
         after = error.after_seconds
+        if after is not None and not 0 <= after <= LONGEST_AFTER_SECONDS:
+            # A class of a handler's own may have set anything.
+            after = None
         return Verdict(
             "failed",
             code="retry_requested",

@@ -99,13 +99,19 @@ class Prober:
         except NoAnswer as error:
             log.debug("suspect_silent", worker_id=node.worker_id, error=str(error))
             return
-        if reply.status == HTTPStatus.CONFLICT:
+        body = reply.body if isinstance(reply.body, dict) else {}
+        if body.get("code") == "stale_term" and self._tells_terms_apart(node, partition):
             # The database has lost terms, as by a failover: a new one is begun until it is enough.
             self._seats.give_up(partition, term, "a worker knows a higher term")
             return
-        own = isinstance(reply.body, dict) and reply.body.get("workerId") == node.worker_id
+        own = body.get("workerId") == node.worker_id
         if reply.status == HTTPStatus.OK and own:
             self._roster.trust(node.worker_id)
-            self._roster.note_waits(node.worker_id, reply.body.get("waits") is True)
-            self._roster.note_seats(node.worker_id, reply.body.get("seats") is True)
+            self._roster.note_waits(node.worker_id, body.get("waits") is True)
+            self._roster.note_seats(node.worker_id, body.get("seats") is True)
             self._bus.publish(LOAD, [node.worker_id, node.load_seq, node.active], here_only=True)
+
+    def _tells_terms_apart(self, node: Node, partition: int) -> bool:
+        """One that knows no partitions takes the term of any but the first for a low one."""
+        worker = self._roster.get(node.worker_id)
+        return partition == FIRST or (worker is not None and worker.seats)

@@ -7,6 +7,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -179,10 +180,11 @@ class Sender:
                     self._roster.note_seats(worker_id, response.seats)
                     await self._take_answers(worker_id, runs, response, fence)
                     return
+                if reply is not None and reply.status == HTTPStatus.CONFLICT:
+                    # The next term sends again what it finds unanswered, whatever came of this.
+                    self._seats.give_up(partition, term, "a worker knows a higher term")
+                    return
                 if reply is not None and _refused_whole(reply) and not ambiguous:
-                    if reply.status == 409:
-                        self._seats.give_up(partition, term, "a worker knows a higher term")
-                        return
                     self._roster.doubt(worker_id)
                     await self._replace(
                         runs, dict.fromkeys(_ids(runs), f"http_{reply.status}"), fence

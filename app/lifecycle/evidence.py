@@ -77,7 +77,8 @@ _GOING: Final = text(
 _HOLDERS: Final = text(
     "SELECT s.job_id FROM concurrency_slot AS s JOIN job_info AS j ON j.id = s.job_id "
     "WHERE s.tenant_id = :tenant AND s.name = :name AND s.waits = 0 "
-    f"AND (j.status = {int(JobStatus.RUNNING)} OR j.stopping_execution_id IS NOT NULL) "
+    f"AND (j.status = {int(JobStatus.RUNNING)} AND j.concurrency_key = s.name "
+    "OR j.stopping_execution_id IS NOT NULL) "
     f"ORDER BY s.job_id LIMIT {CHILDREN_TOLD + 1}"
 )
 _VERSION: Final = text("SELECT version FROM job_info WHERE id = :id")

@@ -15,6 +15,7 @@ SOCKET_TIMEOUT_SECONDS: Final = 2.0
 HEALTH_CHECK_SECONDS: Final = 10
 """A connection unused this long is asked first: one that a firewall dropped looks open."""
 WRITTEN_SECONDS: Final = 60
+"""So long what is written as a trial stays: the key of a process that has ended goes by itself."""
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """What a Redis that is away raises; whoever meets it goes on without Redis or waits."""
 

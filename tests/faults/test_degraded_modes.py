@@ -192,6 +192,7 @@ def test_a_worker_whose_clock_is_an_hour_off(tmp_path: Path) -> None:
             20,
             what="the offset to be exported",
         )
+        until(lambda: said(log(one, "worker-1"), "the clock is off"), what="the worker to tell it")
         job_id = one.submit("fault_async", 500)
         one.started(job_id)
         assert one.settled().violations == []

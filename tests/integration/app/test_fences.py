@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError
@@ -15,6 +15,7 @@ from app.lifecycle.reads import QueueRow, ensure_queue, read_queues
 from app.lifecycle.states import ExecutionStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import DatabaseUnavailable
+from app.plumbing.http import Reply
 from tests.integration.app.rig import (
     claimed,
     door,
@@ -26,7 +27,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
-from tests.support.engines import Engine
+from tests.support.engines import Engine, migrated
 
 READ_ONLY = 1290
 TOO_LONG = 1406
@@ -85,6 +86,40 @@ async def test_what_was_on_its_way_in_an_earlier_term_takes_no_slot_for_ever(
         assert worker.live_active == 1
         await loop._begin({0: await new_term(api.database)})
         assert worker.live_active == 0
+
+
+@pytest.mark.parametrize(
+    ("partition", "seats", "code", "ends"),
+    [
+        (0, False, "stale_term", True),
+        (1, True, "stale_term", True),
+        (1, False, "stale_term", False),  # it takes a term of any other partition for a low one
+        (0, False, "conflict", False),
+    ],
+)
+async def test_a_worker_that_knows_a_higher_term_ends_a_term(
+    sqlite_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    partition: int,
+    seats: bool,
+    code: str,
+    ends: bool,
+) -> None:
+    async with door(migrated(sqlite_engine)) as api:
+        loop = api.parts.loop
+        await api.beat("w")
+        await loop._refresh()
+        (worker,) = loop._roster.workers()
+        loop._roster.note_seats(worker.node.worker_id, seats)
+        given_up: list[tuple[int, int]] = []
+
+        async def refused(*_: Any, **__: Any) -> Reply:
+            return Reply(409, {"code": code})
+
+        monkeypatch.setattr(loop._prober._client, "post", refused)
+        monkeypatch.setattr(loop._prober._seats, "give_up", lambda *what: given_up.append(what[:2]))
+        await loop._prober._clear(worker.node, partition, 7)
+        assert given_up == [(partition, 7)] * ends
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -133,6 +134,19 @@ def child(params: Any, ctx: Context) -> Any:
         Path(params["pid_file"]).write_text(f"{os.getpid()} {grandchild.pid}")
     time.sleep(params.get("seconds", 0))
     return {"params": params, "attempt": ctx.attempt, "key": ctx.idempotency_key}
+
+
+@handler("w_child_forks", isolation="process")
+def child_forks(params: Any) -> int | None:
+    """Fork a process, wait for a gate, and return how it ended."""
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+    forked.start()
+    Path(params["pid_file"]).write_text(f"{os.getpid()} {forked.pid}")
+    while not Path(params["gate"]).exists():
+        time.sleep(0.01)
+        forked.join(0)
+    forked.join()
+    return forked.exitcode
 
 
 @handler("w_child_async", isolation="process")

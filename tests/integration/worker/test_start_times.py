@@ -41,28 +41,28 @@ async def test_it_begins_at_its_time(
 async def test_the_way_of_a_request_does_not_make_a_run_late(
     open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
-    """Its pause ends two seconds later than the time at which it is due."""
+    """Its pause ends a minute later than the time at which it is due."""
     async with open_worker() as parts:
         due_at = 1_000_000 + 400
         parts.clock.lower_bound = LowerBound()
         parts.clock.lower_bound.hear(1_000_000, time.monotonic())
         run = make_run("w_monotonic", {"kind": "none"}).model_copy(
-            update={"start_in_ms": 2_400.0, "due_at": due_at}
+            update={"start_in_ms": 60_000.0, "due_at": due_at}
         )
-        arrived = time.monotonic()
+        arrived, due = time.monotonic(), parts.clock.lower_bound.reached_at(due_at)
         RunResponse.model_validate_json(await parts.intake.take(make_request(run)))
         outcome = await until_async(lambda: dispatcher.outcome(run.execution_id))
         began = outcome.result
         assert isinstance(began, float)
-        assert parts.clock.lower_bound.reached_at(due_at) <= began < arrived + 2.4
+        assert due <= began < arrived + 60
 
 
 async def test_no_start_is_recorded_before_it_was_due(
     open_worker: OpenWorker, dispatcher: FakeDispatcher
 ) -> None:
-    """The clock of the records is a guess: here it is five seconds behind."""
+    """The clock of the records is a guess: here it is ten minutes behind."""
     async with open_worker() as parts:
-        due_at = parts.clock.now_ms() + 5_000
+        due_at = parts.clock.now_ms() + 600_000
         parts.clock.lower_bound.hear(due_at, time.monotonic())
         run = make_run("echo", {"kind": "none"}).model_copy(
             update={"start_in_ms": 30.0, "due_at": due_at}

@@ -66,6 +66,11 @@ def test_what_extends_fail_or_retry_need_not_know_how_they_begin() -> None:
     assert judge_error(Plain("no")).code == "plain"
     assert judge_error(Plain("no", code="told")).code == "told"
     assert judge_error(Fail("no")).code == "handler_failed"
+
+    class Soon(Retry):
+        after_seconds = -5.0
+
+    assert judge_error(Soon()).retry_after_ms is None
     verdict = judge_error(Busy())
     assert (verdict.code, verdict.retryable, verdict.retry_after_ms) == (
         "retry_requested",
