@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 
 LONGEST_SOCKET_PATH: Final = 90
 START_SECONDS: Final = 20.0
+LEFTOVER_SECONDS: Final = 5.0
 CLOSING_SECONDS: Final = 2.0
 """Of the platform's grace, what is kept for its own end, after that of its worker."""
 MOST_WORKER_GRACE_SECONDS: Final = 3600.0
@@ -264,17 +265,28 @@ class EmbeddedValkey:
         finally:
             client.close()
 
+    def _is_there(self) -> bool:
+        """Tell whether one listens: while it loads its data it answers nothing but an end."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(LEFTOVER_SECONDS)
+            try:
+                connection.connect(str(self._socket))
+            except OSError:
+                return False
+            return True
+
     def _end_leftover(self) -> None:
-        if not self._socket.exists() or not self._answers():
+        if not self._is_there():
             return
         log.info("leftover_valkey_ended")
-        client = self._client()
-        with contextlib.suppress(RedisError, OSError):
-            # It closes the connection instead of answering.
-            client.shutdown()
-        client.close()
+        # Not by a client, whose greeting is refused during the load.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(LEFTOVER_SECONDS)
+            connection.connect(str(self._socket))
+            connection.sendall(b"SHUTDOWN\r\n")
+            connection.recv(1)  # it closes the connection instead of answering
         deadline = time.monotonic() + START_SECONDS
-        while self._answers():
+        while self._is_there():
             if time.monotonic() > deadline:
                 raise StartRefused("a Valkey that an earlier run left does not end")
             time.sleep(0.02)

@@ -71,7 +71,8 @@ from app.jobs.sweeper import Sweeper
 from app.jobs.wait import Waiters
 from app.jobs.watch import Streams
 from app.lifecycle.api_keys import any_key
-from app.lifecycle.reads import count_tasks
+from app.lifecycle.moves.fire import find_next
+from app.lifecycle.reads import TaskCounts, count_tasks
 from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
@@ -500,13 +501,20 @@ async def _render_metrics(parts: Parts) -> bytes:
     with suppress(DatabaseUnavailable, TimeoutError):
         # Without the database the last counts stand; the other metrics are still served.
         async with asyncio.timeout(COUNT_SECONDS):
-            counts = await parts.ground.database.read(
-                lambda connection: count_tasks(connection, parts.ground.database, limit=COUNT_LIMIT)
+            counts, overdue_ms = await parts.ground.database.read(
+                lambda connection: _count(connection, parts.ground.database)
             )
         metrics.waiting.set(counts.waiting)
         metrics.running.set(counts.running)
         metrics.due.set(counts.due)
+        metrics.schedule_overdue.set(max(0, overdue_ms) / 1000)
     return metrics.render()
+
+
+async def _count(connection: AsyncConnection, database: Database) -> tuple[TaskCounts, int]:
+    first = await find_next(connection, database)
+    overdue_ms = 0 if first is None else first.now_ms - first.due_ms
+    return await count_tasks(connection, database, limit=COUNT_LIMIT), overdue_ms
 
 
 async def _warn_unless_durable(database: Database) -> None:

@@ -16,6 +16,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        self._watch_schedules(r)
         self._watch_callbacks(r)
         self._watch_retention(r)
         self.accepted = Counter("oncue_jobs_accepted", "Jobs accepted", registry=r)
@@ -134,6 +135,11 @@ class Metrics:
             buckets=_FAST,
             registry=r,
         )
+        self.duration = Histogram(
+            "oncue_run_duration_seconds", "Start to end of runs", buckets=_LONG, registry=r
+        )
+
+    def _watch_schedules(self, r: CollectorRegistry) -> None:
         self.fires = Counter("oncue_schedule_fires", "Jobs made by schedules", registry=r)
         self.broken_schedules = Counter(
             "oncue_schedule_broken_looks",
@@ -149,8 +155,10 @@ class Metrics:
             buckets=_FAST,
             registry=r,
         )
-        self.duration = Histogram(
-            "oncue_run_duration_seconds", "Start to end of runs", buckets=_LONG, registry=r
+        self.schedule_overdue = Gauge(
+            "oncue_schedule_overdue_seconds",
+            "How long the schedule that is due first has been due; read at each scrape",
+            registry=r,
         )
 
     def _watch_callbacks(self, r: CollectorRegistry) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
@@ -12,8 +12,9 @@ REQUEST_TIMEOUT_SECONDS: Final = 10.0
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 NEXT_SECONDS: Final = 1.0
 """A dispatcher that is silent for so long is not waited for alone: the next one is asked too."""
-WORKING: Final = frozenset({200, 400, 413, 422})
-"""Statuses of a dispatcher that read the request; any other may be the fault of its address."""
+ABOUT_THE_CONTENT: Final = frozenset({400, 413, 422})
+"""Answers that one item of a request may have caused."""
+PROBLEM: Final = "application/problem+json"
 
 
 class NoDispatcher(Exception):
@@ -26,6 +27,17 @@ class Reply:
 
     status: int
     body: bytes
+    media_type: str = field(default="", compare=False)
+
+    @property
+    def is_by_a_dispatcher(self) -> bool:
+        """False of a refusal that a proxy on the way may have given, whatever its status says."""
+        return self.status == 200 or self.media_type == PROBLEM
+
+    @property
+    def is_about_the_content(self) -> bool:
+        """The request was read, and something in it is refused."""
+        return self.status in ABOUT_THE_CONTENT and self.is_by_a_dispatcher
 
 
 class Dispatchers:
@@ -86,7 +98,7 @@ class Dispatchers:
                             reason = found
                             continue
                         last = found
-                        if found.status in WORKING:
+                        if found.status == 200 or found.is_about_the_content:
                             self._current = index
                             return found
                     if not is_last:
@@ -102,7 +114,7 @@ class Dispatchers:
         """Return the reply, or the reason why there is none."""
         try:
             async with self._session.post(url, data=body, allow_redirects=False) as response:
-                return Reply(response.status, await response.read())
+                return Reply(response.status, await response.read(), response.content_type)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return f"{url} failed with {type(error).__name__}"
 

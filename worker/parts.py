@@ -37,7 +37,7 @@ from worker.run import Intake
 from worker.settings import WorkerSettings
 from worker.ship import Shipper
 from worker.store import OutcomeStore
-from worker.verdict import Verdict
+from worker.verdict import Verdict, unstorable
 
 LAST_BEAT_SECONDS: Final = 1.0
 LAST_RUNS_SECONDS: Final = 0.2
@@ -80,7 +80,13 @@ class Parts:
         # The clock may have been corrected meanwhile; a history never runs backwards.
         now = max(self.clock.now_ms(), execution.accepted_at, execution.started_at or 0)
         times = RunTimes(execution.accepted_at, execution.started_at, now)
-        outcome = encode_outcome(execution.run, verdict, times, stopping=stopping)
+        try:
+            outcome = encode_outcome(execution.run, verdict, times, stopping=stopping)
+        except Exception as error:
+            # Whatever it is, a run whose end is not recorded would be held for ever.
+            log.exception("an outcome cannot be encoded", execution_id=execution.id)
+            why = unstorable(f"the outcome cannot be encoded: {type(error).__name__}")
+            outcome = encode_outcome(execution.run, why, times, stopping=stopping)
         self.held.end(execution, outcome)
         duration_ms = now - execution.accepted_at
         self.cost.add(duration_ms, time.monotonic())

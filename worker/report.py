@@ -28,8 +28,7 @@ MOST_ITEMS: Final = 200
 MOST_BYTES: Final = 2 * 1024 * 1024
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LONGEST_BACKOFF_SECONDS: Final = 2.0
-ABOUT_THE_CONTENT: Final = frozenset({400, 413, 422})
-"""Answers that one item of a batch has caused: the batch is split to find it."""
+TOO_LARGE: Final = 413
 PATIENCE: Final = 3
 """After so many failures in a row a 500 may be the fault of one item too."""
 
@@ -230,7 +229,12 @@ class Reporter:
                 raise NoDispatcher("the answer is not one of a dispatcher") from None
             self._failures = 0
             await self._settle(batch, response)
-        elif reply.status in ABOUT_THE_CONTENT or self._fails_for_long(reply.status):
+        elif (
+            reply.is_about_the_content
+            # A proxy may take less at once than a dispatcher does.
+            or (reply.status == TOO_LARGE and len(batch) > 1)
+            or self._fails_for_long(reply.status)
+        ):
             await self._find_offender(batch, reply.status)
         else:
             raise NoDispatcher(f"status {reply.status}")

@@ -252,12 +252,33 @@ class Spawner:
                 early=ahead_ms > 0,
             )
 
-        done = await self._database.write(write)
+        try:
+            done = await self._database.write(write)
+        except (DatabaseUnavailable, Fenced):
+            raise
+        except Exception:
+            log.exception("fires_failed", schedules=len(ids))
+            return await self._fire_apart(sorted(ids), term, ahead_ms=ahead_ms)
         if done is None:
             return frozenset()
         announce(self._bus, done.fired)
         self._count(done)
         return done.schedules
+
+    async def _fire_apart(self, ids: Sequence[int], term: int, *, ahead_ms: int) -> frozenset[int]:
+        """Halve until the one that cannot be fired stands alone: it must not stop all others."""
+        if len(ids) > 1:
+            middle = len(ids) // 2
+            first = await self._fire(ids[:middle], term, ahead_ms=ahead_ms)
+            return first | await self._fire(ids[middle:], term, ahead_ms=ahead_ms)
+
+        async def write(connection: AsyncConnection) -> None:
+            for row in await lock_due(connection, self._database, ids, ahead_ms=ahead_ms):
+                await put_off(connection, [row], until_ms=row["now_ms"] + BROKEN_AGAIN_MS)
+
+        await self._database.write(write)
+        self._metrics.broken_schedules.inc()
+        return frozenset()
 
     async def mend(self) -> None:
         """Free what waits for an end that was not followed up, by a crash or an old dispatcher."""

@@ -332,6 +332,7 @@ class _Response:
         self.status = answer.status
         self.headers = answer.headers
         self.content = self
+        self.content_type = answer.headers.get("content-type", "").partition(";")[0]
         self._body = answer.body
 
     async def read(self) -> bytes:

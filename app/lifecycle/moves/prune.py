@@ -70,9 +70,10 @@ LOCK: Final = {
     sqlite: f"{SAME_AGAIN[sqlite]} ORDER BY id{'' if sqlite else ' FOR UPDATE SKIP LOCKED'}"
     for sqlite in _BOTH
 }
-LIVE_ROOTS: Final = {
-    sqlite: f"SELECT id FROM job_info {forced('PRIMARY', sqlite=sqlite)} "
-    f"WHERE id IN :keys AND status NOT IN ({in_list(TERMINAL_JOBS)})"
+# A thread that goes on after its end still holds its keys, and what stands behind it waits.
+LIVE: Final = {
+    sqlite: f"SELECT id FROM job_info {forced('PRIMARY', sqlite=sqlite)} WHERE id IN :keys "
+    f"AND (status NOT IN ({in_list(TERMINAL_JOBS)}) OR stopping_execution_id IS NOT NULL)"
     for sqlite in _BOTH
 }
 OWED: Final = {
@@ -165,8 +166,8 @@ async def drop_jobs(
 ) -> list[int]:
     """Delete those of the jobs that are as they were found, with all that belongs to them.
 
-    A job stays while a callback of it is owed, while its root goes on, while it has children,
-    or while somebody else holds it. Returns the ids of those that left.
+    A job stays while a callback of it is owed, while a run or the root of it goes on, while it
+    has children, or while somebody else holds it. Returns the ids of those that left.
     """
     free = await _free(connection, database, jobs, LOCK[database.is_sqlite])
     tasks = [job for job in free if job.kind == JobKind.TASK]
@@ -205,11 +206,12 @@ async def _free(
     found = {job.id: job for job in jobs}
     rows = await in_chunks(connection, read_again, sorted(found))
     same = [job for row in rows if (job := Finished(**row)) == found[job.id]]
-    roots = sorted({job.root_id for job in same if job.root_id is not None})
-    live = {row["id"] for row in await in_chunks(connection, LIVE_ROOTS[sqlite], roots)}
     own = [job.id for job in same]
+    with_roots = sorted({*own, *(job.root_id for job in same if job.root_id is not None)})
+    live = {row["id"] for row in await in_chunks(connection, LIVE[sqlite], with_roots)}
     owed = {row["job_id"] for row in await in_chunks(connection, OWED[sqlite], own)}
-    return sorted(job for job in same if job.root_id not in live and job.id not in owed)
+    kept = live | owed
+    return sorted(job for job in same if job.root_id not in live and job.id not in kept)
 
 
 async def _delete(

@@ -289,7 +289,7 @@ def statements(*, sqlite: bool) -> list[tuple[str, str]]:
     by_keys = [
         ("job_info", prune.SAME_AGAIN[sqlite]),
         ("job_info", prune.LOCK[sqlite]),
-        ("job_info", prune.LIVE_ROOTS[sqlite]),
+        ("job_info", prune.LIVE[sqlite]),
         ("callback_delivery", prune.OWED[sqlite]),
         ("job_log", prune.EXECUTIONS[sqlite]),
         ("execution_log", prune.LOG_SIZES[sqlite]),

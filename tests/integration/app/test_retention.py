@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.moves.guard import Asked, Changed, Unknown
 from app.lifecycle.moves.prune import drop_jobs, find_again
+from app.lifecycle.moves.release import release_stopped
 from app.lifecycle.moves.reopen import reopen_job
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus, JobStatus
 from app.lifecycle.token import new_token
@@ -77,6 +78,18 @@ async def test_a_job_stays_until_its_callback_has_ended(migrated_engine: Engine)
             await change(database, f"UPDATE callback_delivery SET status = {int(ended)}")
         assert await pruned(database) == 1
         assert job_id not in await left(database)
+
+
+async def test_a_job_stays_until_its_thread_has_ended(migrated_engine: Engine) -> None:
+    """It holds its concurrency key until then, and what stands behind it waits."""
+    async with opened(migrated_engine) as database:
+        run = await running_job(database, concurrency_key="k", concurrency_limit=1)
+        await settled(
+            database, ending(run, ExecutionStatus.TIMED_OUT, stopping=True, retryable=False)
+        )
+        assert await pruned(database) == 0
+        await database.write(lambda connection: release_stopped(connection, [run.execution_id]))
+        assert await pruned(database) == 1
 
 
 async def test_a_child_stays_until_its_root_has_ended(migrated_engine: Engine) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.jobs.digest import request_digest
 from app.jobs.schedule_verbs import ManualFire, Outcome, ScheduleVerbs
 from app.lifecycle.moves.backfill import NewBackfill, insert_backfill
-from app.lifecycle.moves.fire import Fenced, lock_due
+from app.lifecycle.moves.fire import Fenced, fire, lock_due
 from app.lifecycle.moves.guard import Asked, lock_job
 from app.lifecycle.moves.mend import MOST
 from app.lifecycle.moves.tell_start import tell_starts
@@ -25,6 +25,7 @@ from app.plumbing.bus import ENDED, WAKE, Signal
 from app.plumbing.database import Database
 from app.plumbing.sealed import draw_key
 from app.plumbing.times import rfc3339
+from app.schedules import spawn
 from app.schedules.decide import DEFAULT_SPACING_MS, spread_ms_of
 from app.schedules.spawn import fire_locked
 from tests.integration.app.rig import (
@@ -1060,6 +1061,41 @@ async def test_a_schedule_that_cannot_be_planned_stops_no_other(api: Door) -> No
     )
     await fired(api)
     assert sum(one["count"] for one in await skips(api.database, broken)) in {59, 60}
+
+
+async def test_a_schedule_whose_fire_fails_stops_no_other(
+    api: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [await schedule_of(api) for _ in range(5)]
+    for one in made:
+        await moved_back(api.database, one, HOUR)
+    broken = made[2]
+
+    async def failing(connection: Any, database: Any, fires: Any, **given: Any) -> Any:
+        if any(one.schedule["id"] == broken for one in fires):
+            raise ValueError("it cannot be written")
+        return await fire(connection, database, fires, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(spawn, "fire", failing)
+        await fired(api)
+    for one in made:
+        assert len(await children(api.database, one)) == (one != broken)
+    # Nothing is lost: it is looked at again, from where it was.
+    await change(
+        api.database, "UPDATE job_info SET next_trigger_time = 1 WHERE id = :id", id=broken
+    )
+    await fired(api)
+    assert len(await children(api.database, broken)) == 1
+
+
+async def test_an_overdue_schedule_shows_in_the_metrics(api: Door) -> None:
+    made = await schedule_of(api)
+    assert "oncue_schedule_overdue_seconds 0.0" in (await api.client.get("/metrics")).text
+    await moved_back(api.database, made, 2 * HOUR)
+    told = (await api.client.get("/metrics")).text
+    (line,) = [one for one in told.splitlines() if one.startswith("oncue_schedule_overdue_")]
+    assert 3600 <= float(line.split()[1]) < 7200
 
 
 async def test_what_all_schedules_catch_up_on_is_spread_over_transactions(api: Door) -> None:

@@ -19,6 +19,7 @@ from oncue.protocol import (
     Outcome,
     ReportsRequest,
 )
+from worker.dispatchers import PROBLEM
 
 HANDLERS = "tests.integration.worker.handlers_under_test"
 
@@ -30,6 +31,8 @@ class FakeDispatcher:
         self.url = ""
         self.term = 1
         self.silent = False
+        self.behind_a_proxy = False
+        """What refuses is not the dispatcher itself."""
         self.beats: list[Heartbeat] = []
         self.reports: list[ReportsRequest] = []
         self.told: list[Heartbeat | ReportsRequest] = []
@@ -158,7 +161,8 @@ class FakeDispatcher:
         status = 503 if self.silent else self.status_of(report)
         if status != 200:
             self.refused.append(report)
-            return web.Response(status=status)
+            media_type = "text/html" if self.behind_a_proxy else PROBLEM
+            return web.Response(status=status, content_type=media_type)
         known = [one.execution_id for one in report.outcomes if self.acknowledges(one.execution_id)]
         taken = report.model_copy(
             update={"outcomes": [one for one in report.outcomes if one.execution_id in known]}

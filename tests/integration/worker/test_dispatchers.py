@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.ports import free_port
-from worker.dispatchers import REQUEST_TIMEOUT_SECONDS, Dispatchers, NoDispatcher, Reply
+from worker.dispatchers import PROBLEM, REQUEST_TIMEOUT_SECONDS, Dispatchers, NoDispatcher, Reply
 
 
 class Door:
@@ -19,6 +19,7 @@ class Door:
     def __init__(self, name: str, status: int) -> None:
         self.name = name
         self.status = status
+        self.media_type = PROBLEM if status >= 400 else "text/plain"
         self.calls = 0
         self.url = ""
         self.called = asyncio.Event()
@@ -30,7 +31,7 @@ class Door:
         self.calls += 1
         self.called.set()
         await self.may_answer.wait()
-        return web.Response(status=self.status, text=self.name)
+        return web.Response(status=self.status, text=self.name, content_type=self.media_type)
 
 
 @asynccontextmanager
@@ -60,6 +61,13 @@ async def test_an_address_that_does_not_work_is_passed_over_from_then_on(status:
         calls = bad.calls
         assert await dispatchers.post("/path", b"{}") == Reply(200, b"1")
         assert bad.calls == calls
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_proxy_that_refuses_a_request_is_passed_over(status: int) -> None:
+    async with doors(status, 200) as (dispatchers, [proxy, _]):
+        proxy.media_type = "text/html"
+        assert await dispatchers.post("/path", b"{}") == Reply(200, b"1")
 
 
 @pytest.mark.parametrize("status", [200, 400, 413, 422])

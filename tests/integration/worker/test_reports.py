@@ -47,6 +47,36 @@ async def test_a_refusal_that_is_not_about_the_content_changes_no_outcome(
     assert outcome.status is OutcomeStatus.SUCCEEDED
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_proxy_that_refuses_a_report_changes_no_outcome(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher, status: int
+) -> None:
+    dispatcher.behind_a_proxy = True
+    dispatcher.status_of = lambda _: status
+    runs = [make_run("echo", number) for number in range(3)]
+    async with open_worker() as parts:
+        await parts.intake.take(make_request(*runs))
+        await until_async(lambda: len(dispatcher.refused) > 3)
+        dispatcher.status_of = lambda _: 200
+        await until_async(lambda: len(dispatcher.outcomes()) == 3)
+    assert [dispatcher.outcomes()[run.execution_id].result for run in runs] == [0, 1, 2]
+
+
+async def test_what_is_too_large_for_a_proxy_comes_in_parts(
+    open_worker: OpenWorker, dispatcher: FakeDispatcher
+) -> None:
+    dispatcher.behind_a_proxy = True
+    runs = [make_run("echo", number) for number in range(8)]
+    async with open_worker() as parts:
+        dispatcher.silent = True
+        await parts.intake.take(make_request(*runs))
+        await until_async(lambda: len(parts.held.unacknowledged) == 8)
+        dispatcher.status_of = lambda report: 413 if len(report.outcomes) > 2 else 200
+        dispatcher.silent = False
+        await until_async(lambda: len(dispatcher.outcomes()) == 8)
+    assert {one.result for one in dispatcher.outcomes().values()} == set(range(8))
+
+
 @pytest.mark.parametrize("status", [400, 422, 413])
 async def test_the_offender_in_a_batch_is_found_and_told_as_unstorable(
     open_worker: OpenWorker, dispatcher: FakeDispatcher, status: int

@@ -11,6 +11,7 @@ import pytest
 
 from app import embedded
 from app.embedded import (
+    EmbeddedValkey,
     UpSettings,
     exclusive_home,
     wait_for_port,
@@ -30,6 +31,34 @@ def test_a_home_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         exclusive_home(home),
     ):
         pass
+
+
+def test_a_valkey_that_a_killed_platform_left_ends_before_the_next_begins(tmp_path: Path) -> None:
+    first = EmbeddedValkey(tmp_path)
+    first.start()
+    second = EmbeddedValkey(tmp_path)
+    try:
+        second.start()
+        assert first._process is not None
+        assert first._process.wait(60) == 0
+    finally:
+        second.stop()
+        first.stop()
+
+
+def test_one_that_answers_nothing_is_no_reason_to_begin_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that write to one file would ruin it."""
+    monkeypatch.setattr(embedded, "START_SECONDS", 0.2)
+    monkeypatch.setattr(embedded, "LEFTOVER_SECONDS", 0.2)
+    home = EmbeddedValkey(tmp_path)
+    home.socket.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(home.socket))
+        silent.listen()
+        with pytest.raises(StartRefused, match="does not end"):
+            home.start()
 
 
 def test_a_port_in_use_is_told_long_before_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
