@@ -185,7 +185,8 @@ class DispatchLoop:
         served = self._queues.served(self._roster)
         unread = [(state, free) for state, free in served if state.needs_read(now)]
         candidates = await self._find(unread) if unread else []
-        states = [state for state, _free in served]
+        # What is held was due before: a read, with all in their order, is the way out of that.
+        states = [state for state, _free in served if not state.held]
         known = _take_soon(states, self._clock.now_ms())
         # A moment before its time a task is claimed and sent: its worker begins it in time.
         ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)

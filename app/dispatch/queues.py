@@ -79,8 +79,13 @@ class QueueState:
             insort(self.soon, task, key=_due)
 
     def needs_read(self, now_ms: float) -> bool:
-        """Tell whether a read may find a task that is not known yet."""
-        return self.rescan or self.has_backlog or self.read_at_ms <= now_ms
+        """Tell whether a read may find a task that is not known yet.
+
+        Or what must come first: a known one that is due may not pass what is held.
+        """
+        if self.rescan or self.has_backlog or self.read_at_ms <= now_ms:
+            return True
+        return self.held and bool(self.soon) and self.soon[0].due_ms <= now_ms
 
     @property
     def is_at_rest(self) -> bool:
@@ -91,6 +96,8 @@ class QueueState:
         """Return when there is something to read, or so long before to claim."""
         if self.has_backlog:
             return 0.0
+        if self.held:
+            ahead_ms = 0.0
         return min(self.read_at_ms, self.soon[0].due_ms - ahead_ms if self.soon else NEVER)
 
     def take_soon(self, by_ms: float) -> list[Candidate]:
@@ -107,6 +114,7 @@ class QueueState:
         """
         self.announced.clear()
         self.read_at_ms = NEVER
+        self.held = False
         self.seen = None
         if self.rescan:
             self.cursors.clear()
@@ -163,7 +171,7 @@ class QueueBook:
         self._states: dict[int, QueueState] = {}
         self._by_handler: dict[str, list[QueueState]] = {}
         self._by_tenant: dict[int, list[int]] = {}
-        self._held: list[QueueState] = []
+        self._held: dict[int, QueueState] = {}
         self._partitions: Container[int] = (FIRST,)
         self.partitions: set[int] = set()
         """Those that have a queue, whoever serves them."""
@@ -247,7 +255,7 @@ class QueueBook:
         """Read the queues that were held once more, if any were: a run has ended."""
         self.ends += 1
         any_held = bool(self._held)
-        for state in self._held:
+        for state in self._held.values():
             state.held = False
             state.has_backlog = True
         self._held.clear()
@@ -263,9 +271,9 @@ class QueueBook:
             state = self._states[queue_id]
             is_held = queue_id in held and ends == self.ends
             state.has_backlog = not is_held
-            if is_held and not state.held:
+            if is_held:
                 state.held = True
-                self._held.append(state)
+                self._held[queue_id] = state
 
     def served(self, roster: Roster) -> list[tuple[QueueState, int]]:
         """Return the queues in hand that live workers have slots for, with the number of slots.

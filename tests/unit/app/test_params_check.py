@@ -206,7 +206,8 @@ def test_no_schema_and_no_value_holds_the_dispatcher_up(schema: Any, params: Any
     check = ParamsCheck(json.dumps(schema))
     began = time.process_time()
     check.faults(params, len(json.dumps(params)))
-    assert time.process_time() - began < 1
+    # It takes a fraction of a second, and without a bound minutes or years.
+    assert time.process_time() - began < 10
 
 
 def test_a_pattern_of_another_engine_is_left_to_the_worker() -> None:

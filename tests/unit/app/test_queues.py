@@ -155,6 +155,19 @@ def test_a_task_of_a_tenant_that_has_its_all_does_not_pass_those_held_before_it(
     assert state.needs_read(NOW)
 
 
+def test_a_task_that_was_stored_while_runs_were_counted_passes_none_of_those_held() -> None:
+    book, state = book_of(task(1, NOW))
+    state.store(task(2, NOW + 30), NOW)
+    book.left_over([1], {1}, ends=book.ends)
+    assert not state.needs_read(NOW + 29)
+    assert state.next_look_ms(20) == NOW + 30
+    assert state.needs_read(NOW + 30)
+    state.probes(LIMIT)
+    state.learn(Found([task(1, NOW), task(2, NOW + 30)], [], NOW + 30), LIMIT, was_rescan=False)
+    assert not state.needs_read(NOW + 30)
+    assert state.take_soon(NOW + 30) == []
+
+
 def test_an_end_that_comes_while_runs_are_counted_is_not_forgotten() -> None:
     book, state = book_of(task(1, NOW))
     counted_at = book.ends
