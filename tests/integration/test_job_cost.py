@@ -88,7 +88,7 @@ async def test_a_lone_job_costs_what_the_docs_say(running: Running) -> None:
             assert answer.status == 202
         await running.delivered(number)
         found.append(cost(running.asked))
-    assert least(found) == documented("one job on an idle platform")
+    assert usual(found) == documented("one job on an idle platform")
 
 
 async def test_a_batch_shares_its_statements_as_the_docs_say(running: Running) -> None:
@@ -102,12 +102,15 @@ async def test_a_batch_shares_its_statements_as_the_docs_say(running: Running) -
         await running.delivered(number * JOBS_AT_ONCE)
         found.append(cost(running.asked))
     most = documented(f"{JOBS_AT_ONCE} jobs of one batch, at most")
-    assert all(one <= limit for one, limit in zip(least(found), most, strict=True)), found
+    assert all(one <= limit for one, limit in zip(usual(found), most, strict=True)), found
 
 
-def least(found: Sequence[Cost]) -> Cost:
-    """Return the least of each: what the platform does each second falls into some of them."""
-    return Cost(*(min(column) for column in zip(*found, strict=True)))
+def usual(found: Sequence[Cost]) -> Cost:
+    """Return a low one of each: what the platform does each second falls into some of them.
+
+    Not the least: what a job asks for may be late, and be counted with the next one.
+    """
+    return Cost(*(sorted(column)[len(found) // 5] for column in zip(*found, strict=True)))
 
 
 def cost(asked: Asked) -> Cost:
