@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from app.client import show
+from app.plumbing.times import read_moment
 
 if TYPE_CHECKING:
     from app.schedules.preview import Preview
@@ -85,17 +85,13 @@ def _show(seen: Preview) -> None:
 def _moment(given: str | None) -> datetime:
     if given is None:
         return datetime.now(UTC)
-    moment = None
-    with suppress(ValueError, OverflowError):
-        read = datetime.fromisoformat(given.upper())
-        if read.utcoffset() is not None and 1970 <= read.astimezone(UTC).year <= 2200:
-            moment = read
-    if moment is None:
+    try:
+        return read_moment(given)
+    except ValueError:
         _refuse(
             "--after is a time with an offset, of the years 1970 to 2200, "
             f"as 2026-03-07T12:00:00-05:00, not {given!r}"
         )
-    return moment
 
 
 def _one_of(flag: str, given: str, *words: str) -> str:

@@ -77,7 +77,7 @@ from app.lifecycle.schema import SchemaMismatch, check_schema
 from app.lifecycle.term import TermRowMissing, read_term
 from app.plumbing.database import Database, DatabaseAway, DatabaseUnavailable
 from app.plumbing.loops import Loop
-from app.plumbing.redis import take_a_write
+from app.plumbing.redis import ensure_writable
 from app.pulse import Pulse
 from app.schedules.routes import schedule_routes
 from app.schedules.spawn import Spawner
@@ -480,7 +480,7 @@ def _checks(parts: Parts) -> dict[str, Any]:
         return None
 
     async def redis() -> str | None:
-        await take_a_write(parts.ground.redis, parts.ground.settings.redis_prefix)
+        await ensure_writable(parts.ground.redis, parts.ground.settings.redis_prefix)
         return None
 
     async def clock() -> str | None:

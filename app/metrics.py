@@ -143,7 +143,7 @@ class Metrics:
         self.fires = Counter("oncue_schedule_fires", "Jobs made by schedules", registry=r)
         self.broken_schedules = Counter(
             "oncue_schedule_broken_looks",
-            "Looks at schedules that cannot be planned (their zone is gone, say)",
+            "Looks at schedules that cannot be planned or fired (their zone is gone, say)",
             registry=r,
         )
         self.fires_skipped = Counter(

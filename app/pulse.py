@@ -18,7 +18,7 @@ from app.ground import Ground
 from app.metrics import Metrics
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.loops import Loop
-from app.plumbing.redis import REDIS_ERRORS, take_a_write
+from app.plumbing.redis import REDIS_ERRORS, ensure_writable
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +119,7 @@ class Pulse:
             self._flushes.inc()
             log.warning("redis_flushed")
         self._canary = found
-        await take_a_write(self._redis, self._prefix)
+        await ensure_writable(self._redis, self._prefix)
 
     async def _step(self) -> None:
         slept_at = time.monotonic()

@@ -30,14 +30,9 @@ class Reply:
     media_type: str = field(default="", compare=False)
 
     @property
-    def is_by_a_dispatcher(self) -> bool:
-        """False of a refusal that a proxy on the way may have given, whatever its status says."""
-        return self.status == 200 or self.media_type == PROBLEM
-
-    @property
     def is_about_the_content(self) -> bool:
-        """The request was read, and something in it is refused."""
-        return self.status in ABOUT_THE_CONTENT and self.is_by_a_dispatcher
+        """A dispatcher has read the request and refuses something in it, not a proxy on the way."""
+        return self.status in ABOUT_THE_CONTENT and self.media_type == PROBLEM
 
 
 class Dispatchers:

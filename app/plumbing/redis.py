@@ -20,8 +20,8 @@ REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """What a Redis that is away raises; whoever meets it goes on without Redis or waits."""
 
 
-async def take_a_write(redis: Redis, prefix: str) -> None:
-    """Return once Redis has taken a write: one that is full, or a replica, answers only reads.
+async def ensure_writable(redis: Redis, prefix: str) -> None:
+    """Return if Redis takes writes: one that is full, or a replica, answers only reads.
 
     Raises:
         REDIS_ERRORS: it takes none, or is away.

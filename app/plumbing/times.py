@@ -18,6 +18,21 @@ def epoch_ms(moment: datetime) -> int:
     return whole * 1000 + -(-moment.microsecond // 1000)
 
 
+def read_moment(text: str) -> datetime:
+    """Read an aware moment of the years 1970 to 2200; `t` and `z` may be small.
+
+    Raises:
+        ValueError: it is none.
+    """
+    moment = datetime.fromisoformat(text.upper())
+    try:
+        if moment.utcoffset() is not None and 1970 <= moment.astimezone(UTC).year <= 2200:
+            return moment
+    except OverflowError:
+        pass  # near the ends of the calendar a moment may have no UTC time at all
+    raise ValueError("not a moment with an offset, of the years 1970 to 2200")
+
+
 @lru_cache(maxsize=4096)
 def _whole_second(seconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

@@ -14,7 +14,7 @@ from app.access.caller import Caller
 from app.access.keys import Gate
 from app.edge.problems import Problem, problem_answers
 from app.edge.wire import Wire
-from app.plumbing.times import epoch_ms, rfc3339
+from app.plumbing.times import epoch_ms, read_moment, rfc3339
 from app.schedules.cron import ClockChange, DstFold, DstGap
 from app.schedules.grammar import CronError, Dialect
 from app.schedules.preview import DEFAULT_COUNT, MAX_COUNT, Preview, preview
@@ -26,17 +26,12 @@ MOMENT = "must be RFC 3339 with an offset, of the years 1970 to 2200, as 2026-03
 
 
 def _moment(value: object) -> datetime:
-    # In a URL a plus sign that was not escaped arrives as a space.
     text = str(value).upper()
-    if "T" in text:
-        text = text.replace(" ", "+")
+    # In a URL a plus sign that was not escaped arrives as a space.
     try:
-        moment = datetime.fromisoformat(text)
-        if moment.utcoffset() is None or not 1970 <= moment.astimezone(UTC).year <= 2200:
-            raise ValueError(MOMENT)
-    except (ValueError, OverflowError):
+        return read_moment(text.replace(" ", "+") if "T" in text else text)
+    except ValueError:
         raise ValueError(MOMENT) from None
-    return moment
 
 
 class PreviewQuery(Wire):

@@ -120,21 +120,23 @@ def die_after_send() -> None:
 
 
 def hold_sends() -> None:
-    """Keep what is claimed from being sent for as long as the trap is set, and a moment more.
-
-    In that moment what was asked for meanwhile, as a cancel, comes first.
-    """
+    """Keep what is claimed while the trap is set until a worker has been asked to stop it."""
     sender = _module("app.dispatch.send").Sender
-    post = sender._post
+    stopper = _module("app.dispatch.stop").Stopper
+    post, ask = sender._post, stopper._ask
+    asked = asyncio.Event()
 
     async def post_later(self: Any, *arguments: Any) -> Any:
         if _trap_is_set():
-            while _trap_is_set():
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.5)
+            await asked.wait()
         return await post(self, *arguments)
 
-    sender._post = post_later
+    async def ask_and_tell(self: Any, *arguments: Any) -> Any:
+        over = await ask(self, *arguments)
+        asked.set()
+        return over
+
+    sender._post, stopper._ask = post_later, ask_and_tell
 
 
 def _before_send(number: signal.Signals) -> None:
