@@ -20,7 +20,7 @@ from app.schedules.decide import DEFAULT_SPACING_MS, decide, first_fire, times_o
 from app.schedules.spawn import fire_locked
 from app.schedules.zone import zone_clock
 from tests.integration.app.rig import Door, change, door, new_term, rows_of, value_of
-from tests.integration.app.test_schedules import children, moved_back, skips
+from tests.integration.app.schedule_rig import children, moved_back, skips
 from tests.support.engines import Engine, migrated
 
 MINUTE = 60_000

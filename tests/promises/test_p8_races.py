@@ -25,7 +25,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
-from tests.integration.app.test_schedules import children, moved_back, skips
+from tests.integration.app.schedule_rig import children, moved_back, skips
 from tests.support.engines import Engine
 from tests.support.wait import until_async
 

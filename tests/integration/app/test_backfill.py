@@ -29,7 +29,7 @@ from tests.integration.app.rig import (
     rows_of,
     value_of,
 )
-from tests.integration.app.test_schedules import (
+from tests.integration.app.schedule_rig import (
     HOUR,
     children,
     end_child,

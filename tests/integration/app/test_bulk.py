@@ -40,7 +40,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
-from tests.integration.app.test_schedules import moved_back, skips
+from tests.integration.app.schedule_rig import moved_back, skips
 from tests.support.engines import Engine, migrated
 from tests.support.wait import until_async
 

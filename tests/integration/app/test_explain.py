@@ -44,7 +44,7 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
-from tests.integration.app.test_schedules import (
+from tests.integration.app.schedule_rig import (
     children,
     end_child,
     fired,

@@ -9,9 +9,9 @@ import pytest
 
 from app.lifecycle.states import ExecutionStatus, JobStatus
 from tests.integration.app.rig import Door, claimed, door, ending, new_term, rows_of, settled
+from tests.integration.app.schedule_rig import HOUR, children, fired, job, patch, schedule_of
 from tests.integration.app.test_api import counted
 from tests.integration.app.test_keys_of_jobs import claim_waiting, in_status, slots
-from tests.integration.app.test_schedules import HOUR, children, fired, job, patch, schedule_of
 from tests.support.engines import Engine
 
 KEYS: dict[str, Any] = {

@@ -10,8 +10,7 @@ import pytest
 from app.lifecycle.states import JobStatus
 from app.plumbing.bus import ENDED, FIRE, WAKE, Signal
 from tests.integration.app.rig import Door, change, door, new_term
-from tests.integration.app.test_bulk import carried_out, started
-from tests.integration.app.test_schedules import (
+from tests.integration.app.schedule_rig import (
     HOUR,
     children,
     fired,
@@ -19,6 +18,7 @@ from tests.integration.app.test_schedules import (
     schedule_of,
     skips,
 )
+from tests.integration.app.test_bulk import carried_out, started
 from tests.support.engines import Engine
 
 _S = JobStatus

@@ -31,11 +31,11 @@ from tests.integration.app.rig import (
     settled,
     value_of,
 )
+from tests.integration.app.schedule_rig import HOUR, fired, schedule_of
 from tests.integration.app.test_api import counted, statements_of_a_submission
 from tests.integration.app.test_claim_plan import explained
 from tests.integration.app.test_limits import limit
 from tests.integration.app.test_run_logs import line, part, ship
-from tests.integration.app.test_schedules import HOUR, fired, schedule_of
 from tests.support.engines import Engine, migrated
 
 LONG = "x" * 5000
