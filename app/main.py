@@ -24,6 +24,7 @@ from app.admin.tenants import TenantDesk
 from app.callbacks.handover import Handover
 from app.callbacks.routes import callback_routes
 from app.callbacks.secrets import SecretDesk
+from app.dispatch.at_once import AtOnce
 from app.dispatch.death import Deaths
 from app.dispatch.expire import Expiry
 from app.dispatch.lock import DispatchLock
@@ -168,6 +169,7 @@ def build_parts(ground: Ground) -> Parts:
     standing = Standing(ground, lock, roster)
     admission = Admission(ground.settings, ground.metrics)
     loop = DispatchLoop(ground, seats, roster, queues, prober, sender, limits)
+    at_once = AtOnce(ground, seats, roster, queues, sender, limits, loop)
 
     async def measure() -> None:
         await asyncio.sleep(CLOCK_SECONDS)
@@ -180,7 +182,7 @@ def build_parts(ground: Ground) -> Parts:
         limits=limits,
         waiters=Waiters(ground),
         streams=Streams(ground),
-        submitter=Submitter(ground, fleet, Receivers(fleet, dresser), limits),
+        submitter=Submitter(ground, fleet, Receivers(fleet, dresser), limits, at_once),
         settler=settler,
         dresser=dresser,
         seats=seats,

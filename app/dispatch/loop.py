@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import uuid_utils
@@ -52,6 +52,16 @@ SLOW_CLAIM_SECONDS: Final = 0.02
 """A quicker claim is never called slow."""
 
 
+class Dealt(NamedTuple):
+    """What waits, what of it was known without a read, and who gets what."""
+
+    waiting: list[Candidate]
+    known: list[Candidate]
+    assignments: list[Assignment]
+    ahead_ms: int
+    """So long before their time they may be claimed."""
+
+
 class DispatchLoop:
     """Claims due tasks for workers with free slots, never more than there are slots.
 
@@ -84,6 +94,7 @@ class DispatchLoop:
         self._reload_queues = True
         self._rescan_at = float("-inf")
         self._begun: dict[int, int] = {}
+        self._is_reading = False
         self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
         self._turn = 0
         self._shares = Shares()
@@ -104,6 +115,14 @@ class DispatchLoop:
         """Stop claiming."""
         await self._loop.stop()
         await self._prober.stop()
+
+    def has_dealt_all(self, term: int) -> bool:
+        """Tell whether this loop, in this term of partition 0 alone, has dealt what it has read."""
+        return self._begun == {FIRST: term} and not self._is_reading
+
+    def look_again(self) -> None:
+        """Look at once: slots have come free that were counted as taken."""
+        self._look.set()
 
     async def _step(self) -> None:
         async with self._seats.rounds:
@@ -181,6 +200,16 @@ class DispatchLoop:
             self._prober.clear_suspects(*min(terms.items()))
 
     async def _round(self, terms: Mapping[int, int]) -> None:
+        self._is_reading = True
+        try:
+            dealt = await self._deal_due()
+        finally:
+            self._is_reading = False
+        for fence, own in self._by_partition(dealt.waiting, dealt.assignments, terms):
+            await self._take(own, fence, dealt.waiting, dealt.known, ahead_ms=dealt.ahead_ms)
+
+    async def _deal_due(self) -> Dealt:
+        """Read what has to be read, and deal what is due, or will be in a moment."""
         now = self._clock.now_ms()
         served = self._queues.served(self._roster)
         unread = [(state, free) for state, free in served if state.needs_read(now)]
@@ -192,16 +221,11 @@ class DispatchLoop:
         ahead = [] if candidates or known else _take_soon(states, self._clock.now_ms() + AHEAD_MS)
         waiting = [*candidates, *known, *ahead]
         if not waiting:
-            return
+            return Dealt([], [], [], 0)
         ends = self._queues.ends
         quotas = await self._quotas.of(waiting)
         assignments = self._deal(waiting, now, quotas, ends=ends)
-        if not assignments:
-            return
-        for fence, own in self._by_partition(waiting, assignments, terms):
-            await self._take(
-                own, fence, waiting, [*known, *ahead], ahead_ms=AHEAD_MS if ahead else 0
-            )
+        return Dealt(waiting, [*known, *ahead], assignments, AHEAD_MS if ahead else 0)
 
     def _by_partition(
         self,
@@ -210,6 +234,8 @@ class DispatchLoop:
         terms: Mapping[int, int],
     ) -> list[tuple[tuple[int, int], Sequence[Assignment]]]:
         """Part what was dealt by partition, each with the partition and its term."""
+        if not assignments:
+            return []
         if len(terms) == 1:
             return [(next(iter(terms.items())), assignments)]
         lies_in = {task.job_id: self._queues.get(task.queue_id).row.partition for task in waiting}

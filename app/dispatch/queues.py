@@ -6,6 +6,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Final
 
 from app.fleet.roster import Roster
@@ -86,6 +87,11 @@ class QueueState:
         if self.rescan or self.has_backlog or self.read_at_ms <= now_ms:
             return True
         return self.held and bool(self.soon) and self.soon[0].due_ms <= now_ms
+
+    def count_due(self, now_ms: float, *, most: int) -> int:
+        """Count the known tasks that are due, not beyond `most`."""
+        due = takewhile(lambda task: task.due_ms <= now_ms, self.soon)
+        return sum(1 for _ in islice(due, most))
 
     @property
     def is_at_rest(self) -> bool:
@@ -242,6 +248,22 @@ class QueueBook:
     def get(self, queue_id: int) -> QueueState:
         """Return the state of a known queue."""
         return self._states[queue_id]
+
+    def find(self, queue_id: int) -> QueueState | None:
+        """Return the state of a queue, None of one that is not known."""
+        return self._states.get(queue_id)
+
+    def known_due(self, roster: Roster, now_ms: float) -> int | None:
+        """Count the known tasks that are due and that a worker with a free slot could have.
+
+        None: there may be some that are not known before a read.
+        """
+        count = 0
+        for state, free in self.served(roster):
+            if state.needs_read(now_ms):
+                return None
+            count += state.count_due(now_ms, most=free)
+        return count if self.complete else None
 
     def tenant_of(self, queue_id: int) -> int:
         """Return the tenant whose tasks wait in a known queue."""

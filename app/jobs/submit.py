@@ -15,6 +15,7 @@ from app.access.caller import Caller
 from app.access.limits import LimitBook
 from app.access.stored_quota import StoredQuota
 from app.access.submission_quota import SubmissionQuota
+from app.dispatch.at_once import AtOnce
 from app.edge.bodies import parse_object
 from app.edge.problems import Problem
 from app.fleet.live import LiveFleet
@@ -24,6 +25,7 @@ from app.jobs.check import Checked, Checker, owner_of
 from app.jobs.digest import differing_fields
 from app.jobs.look import find_job, find_job_or_none
 from app.jobs.views import job_view
+from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.submit import (
     Entered,
     NewJob,
@@ -58,7 +60,9 @@ class Submitter:
         fleet: LiveFleet,
         receivers: Receivers,
         limits: LimitBook,
+        at_once: AtOnce,
     ) -> None:
+        self._at_once = at_once
         self._database = ground.database
         self._bus = ground.bus
         self._fleet = fleet
@@ -172,10 +176,17 @@ class Submitter:
         await self._commits.drained()
 
     async def _commit(self, jobs: Sequence[NewJob]) -> list[Entered]:
-        async def insert(connection: AsyncConnection) -> dict[tuple[int, str], Entered]:
-            return await insert_jobs(connection, self._database, jobs)
+        starts = self._at_once.deal(jobs)
+        runs: list[Claimed] = []
 
-        found = await self._database.write(insert)
+        async def insert(connection: AsyncConnection) -> dict[tuple[int, str], Entered]:
+            return await insert_jobs(connection, self._database, jobs, starts)
+
+        try:
+            found = await self._database.write(insert)
+            runs = [one.claimed for one in found.values() if one.claimed is not None]
+        finally:
+            self._at_once.begin(starts, runs)
         rows = [found[(job.tenant_id, job.client_request_id)] for job in jobs]
         earliest: dict[tuple[int, int], int] = {}
         new: list[list[int]] = []
@@ -183,7 +194,7 @@ class Submitter:
             self._bus.publish(FIRE, [])
         for job, row in zip(jobs, rows, strict=True):
             is_new_task = row.submit_token == job.submit_token and job.schedule is None
-            if is_new_task and row.due_ms is not None:
+            if is_new_task and row.claimed is None and row.due_ms is not None:
                 place = (job.queue_id, job.priority)
                 earliest[place] = min(row.due_ms, earliest.get(place, row.due_ms))
                 new.append([*place, row.due_ms, row.id])

@@ -352,6 +352,8 @@ def _mysql_engine(
         pool_recycle=IDLE_CONNECTION_SECONDS // 2,
         pool_reset_on_return=None,
         isolation_level=isolation_level,
+        # What commits by itself has nothing to roll back: that would be a round trip a read.
+        skip_autocommit_rollback=True,
         connect_args={
             **bounded,
             "connect_timeout": 5,

@@ -1,4 +1,8 @@
-"""The move `submit`: new jobs enter the database, repeated ones are recognised, in one commit."""
+"""The move `submit`: new jobs enter the database, repeated ones are recognised, in one commit.
+
+A task that is due now and has a free worker may be claimed by the same commit: submit and claim
+are then one move, with the guard of the claim (the holder's term).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,12 @@ from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, RowsInsert, insert_from_rows, rows_json
+from app.lifecycle.moves.claim import Claimed, insert_executions
 from app.lifecycle.reads import JOB_COLUMNS
 from app.lifecycle.states import JobKind, JobStatus
 from app.lifecycle.tables import INLINE_BYTES
+from app.lifecycle.term import FIRST
+from app.lifecycle.token import new_token
 from app.plumbing.database import NOW_MS, Database, keep_first
 
 PARAMS_SLOT: Final = "params"
@@ -83,6 +90,24 @@ class NewJob:
     labels: dict[str, str] = field(default_factory=dict)
     schedule: NewSchedule | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The run that a new task is to begin with: its worker, and the id of its execution."""
+
+    worker_id: str
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """What the holder of partition 0 deals of a batch, by the submit tokens of its tasks."""
+
+    term: int
+    of: dict[str, Start]
+
+
+NO_STARTS: Final = Starts(0, {})
 
 _FIELDS: Final[dict[str, ColumnType]] = {
     "tenant": "BIGINT",
@@ -169,6 +194,33 @@ _INSERT: Final = RowsInsert(
     },
     keep_first="created_at",
 )
+_FIRST_ATTEMPT: Final = 1
+_INSERT_CLAIMED: Final = RowsInsert(
+    table="job_info",
+    columns={**_FIELDS, "worker": "TEXT", "execution": "TEXT"},
+    values=lambda sqlite: {
+        **_plain(sqlite),
+        "kind": str(int(JobKind.TASK)),
+        "queue_id": "v.v_queue",
+        "status": str(int(JobStatus.RUNNING)),
+        "version": str(NEW_VERSION + 1),
+        "next_trigger_time": NOW_MS[sqlite],
+        "trigger_ts": NOW_MS[sqlite],
+        "attempt": str(_FIRST_ATTEMPT),
+        "owner_worker_id": "v.v_worker",
+        "execution_id": "v.v_execution",
+        "claim_token": ":claim_token",
+    },
+    keep_first="created_at",
+)
+_UNCLAIM: Final = {
+    sqlite: text(
+        f"UPDATE job_info {hint}SET status = {int(JobStatus.WAITING)}, version = {NEW_VERSION}, "
+        "trigger_ts = 0, attempt = 0, owner_worker_id = NULL, execution_id = NULL, "
+        "claim_token = NULL WHERE id IN :ids AND claim_token = :token"
+    ).bindparams(bindparam("ids", expanding=True))
+    for sqlite, hint in ((True, ""), (False, "FORCE INDEX (PRIMARY) "))
+}
 _INSERT_SCHEDULES: Final = {
     sqlite: insert_from_rows(
         sqlite=sqlite,
@@ -202,42 +254,87 @@ class Entered(NamedTuple):
     submit_token: str
     due_ms: int | None
     created_at: int
+    claimed: Claimed | None = None
+    """The run that it was stored with, to be sent now."""
 
 
 _SELECT_ENTERED: Final = text(
-    "SELECT id, client_request_id, submit_token, next_trigger_time, created_at FROM job_info "
+    "SELECT id, client_request_id, submit_token, next_trigger_time, created_at, claim_token, "
+    f"(SELECT term FROM dispatch_term WHERE partition_no = {FIRST}) AS term FROM job_info "
     "WHERE tenant_id = :tenant AND client_request_id IN :request_ids"
 ).bindparams(bindparam("request_ids", expanding=True))
 
 
 async def insert_jobs(
-    connection: AsyncConnection, database: Database, jobs: Sequence[NewJob]
+    connection: AsyncConnection,
+    database: Database,
+    jobs: Sequence[NewJob],
+    starts: Starts = NO_STARTS,
 ) -> dict[tuple[int, str], Entered]:
-    """Insert the jobs that are new and return what each (tenant, clientRequestId) is now."""
+    """Insert the jobs that are new and return what each (tenant, clientRequestId) is now.
+
+    Those with a start are stored as claimed, if the term is still the one of partition 0. What an
+    earlier, unacknowledged commit claimed is not returned as such: whoever dispatches finds it.
+    """
     in_key_order = sorted(jobs, key=lambda job: (job.tenant_id, job.client_request_id))
+    claim_token = new_token()
     # No read of the row count: the SELECT by key tells what happened.
-    tasks = [_job_row(job) for job in in_key_order if job.schedule is None]
-    schedules = [_schedule_row(job) for job in in_key_order if job.schedule is not None]
+    tasks, claimed, schedules = [], [], []
+    for job in in_key_order:
+        if job.schedule is not None:
+            schedules.append(_schedule_row(job))
+        elif (start := starts.of.get(job.submit_token)) is not None:
+            claimed.append(
+                _job_row(job) | {"worker": start.worker_id, "execution": start.execution_id}
+            )
+        else:
+            tasks.append(_job_row(job))
     if tasks:
         await _INSERT.run(connection, tasks)
+    if claimed:
+        await _INSERT_CLAIMED.run(connection, claimed, claim_token=claim_token)
     if schedules:
         await connection.execute(
             _INSERT_SCHEDULES[database.is_sqlite], {"rows": rows_json(_SCHEDULE_FIELDS, schedules)}
         )
-    found = await _find_entered(connection, in_key_order)
+    found, begun = await _find_entered(connection, in_key_order, claim_token, starts.term)
     own = [
         (found[key].id, job)
         for job in in_key_order
         if found[key := (job.tenant_id, job.client_request_id)].submit_token == job.submit_token
     ]
+    if begun.too_late:
+        await connection.execute(
+            _UNCLAIM[database.is_sqlite], {"ids": sorted(begun.too_late), "token": claim_token}
+        )
+    if begun.ids:
+        runs = [
+            _first_run(found[job.tenant_id, job.client_request_id], job, starts)
+            for job_id, job in own
+            if job_id in begun.ids
+        ]
+        await insert_executions(
+            connection, database, [_execution_row(run) for run in runs], term=starts.term
+        )
+        for run in runs:
+            key = (run.tenant_id, run.client_request_id or "")
+            found[key] = found[key]._replace(claimed=run)
     await _insert_extras(connection, database, own)
     return found
 
 
+class _Begun(NamedTuple):
+    """The jobs that this transaction has stored as claimed: within the term, and after it."""
+
+    ids: set[int]
+    too_late: set[int]
+
+
 async def _find_entered(
-    connection: AsyncConnection, jobs: Sequence[NewJob]
-) -> dict[tuple[int, str], Entered]:
+    connection: AsyncConnection, jobs: Sequence[NewJob], claim_token: str, term: int
+) -> tuple[dict[tuple[int, str], Entered], _Begun]:
     found: dict[tuple[int, str], Entered] = {}
+    begun = _Begun(set(), set())
     by_tenant: dict[int, list[str]] = {}
     for job in jobs:
         by_tenant.setdefault(job.tenant_id, []).append(job.client_request_id)
@@ -245,8 +342,50 @@ async def _find_entered(
         rows = await connection.execute(
             _SELECT_ENTERED, {"tenant": tenant, "request_ids": request_ids}
         )
-        found.update({(tenant, row[1]): Entered(*row) for row in rows})
-    return found
+        for *entered, claimed_by, current_term in rows:
+            one = Entered(*entered)
+            found[tenant, one.client_request_id] = one
+            if claimed_by == claim_token:
+                (begun.ids if current_term == term else begun.too_late).add(one.id)
+    return found, begun
+
+
+def _first_run(entered: Entered, job: NewJob, starts: Starts) -> Claimed:
+    """Return the run that a task was stored with, as the claim of a waiting one returns it."""
+    start = starts.of[job.submit_token]
+    assert entered.due_ms is not None, "a task that is due now has a due time"
+    return Claimed(
+        job_id=entered.id,
+        execution_id=start.execution_id,
+        worker_id=start.worker_id,
+        trigger_ts=entered.due_ms,
+        attempt=_FIRST_ATTEMPT,
+        max_retry=job.max_retry,
+        job_name=job.job_name,
+        job_handler=job.job_handler,
+        client_request_id=job.client_request_id,
+        timeout_ms=job.timeout_ms,
+        shard_index=0,
+        shard_total=1,
+        queue_id=job.queue_id,
+        due_ms=entered.due_ms,
+        params=job.params,
+        claimed_at=entered.created_at,
+        callback_events=job.callback_events,
+        tenant_id=job.tenant_id,
+        secret=job.secret,
+    )
+
+
+def _execution_row(run: Claimed) -> dict[str, Any]:
+    return {
+        "execution_id": run.execution_id,
+        "id": run.job_id,
+        "attempt": run.attempt,
+        "trigger_ts": run.trigger_ts,
+        "owner_worker_id": run.worker_id,
+        "updated_at": run.claimed_at,
+    }
 
 
 def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
