@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -42,31 +42,45 @@ from app.plumbing.sealed import Sealer
 
 _NO_KEYS: Final = Sealer("")
 _RUNNING: Final = in_list(sources("succeed", JobKind.TASK))
-_JOBS: Final = (
-    "SELECT {now} AS now_ms, id, tenant_id, client_request_id, parent_id, kind, job_name, "
-    "job_handler, queue_id, "
+
+
+class _Log(NamedTuple):
+    """What a settlement has to know of an execution, by the columns of its row."""
+
+    id: int
+    execution_id: str
+    job_id: int
+    trigger_ts: int
+    status: int
+    worker_id: str
+    claimed_at: int
+    accepted_at: int | None
+    started_at: int | None
+
+
+_JOB_COLUMNS: Final = (
+    "id, tenant_id, client_request_id, parent_id, kind, job_name, job_handler, queue_id, "
     "priority, status, execution_id, trigger_ts, attempt, returned, max_retry, "
     "retry_interval_ms, retry_backoff, callback_url, callback_events, callback_headers, version, "
-    "next_trigger_time, stopping_execution_id, secret, concurrency_key, expires_at, "
-    "nominal_time "
-    "FROM job_info {hint} "
-    "WHERE id IN :ids ORDER BY id {lock}"
+    "next_trigger_time, stopping_execution_id, secret, concurrency_key, expires_at, nominal_time"
 )
-
-
+# Nearly always what ends is the execution that the job has.
 _LOCK_JOBS: Final = {
-    sqlite: text(_JOBS.format(now=NOW_MS[sqlite], hint=hint, lock=lock)).bindparams(
-        bindparam("ids", expanding=True)
-    )
+    sqlite: text(
+        f"SELECT {', '.join(f'l.{one} AS log_{one}' for one in _Log._fields)}, "
+        f"{NOW_MS[sqlite]} AS now_ms, "
+        f"{', '.join(f'j.{one}' for one in _JOB_COLUMNS.split(', '))} FROM job_info AS j {hint}"
+        "LEFT JOIN job_log AS l ON l.execution_id = j.execution_id AND l.job_id = j.id "
+        f"WHERE j.id IN :ids ORDER BY j.id{lock}"
+    ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (
         (True, "", ""),
-        (False, "FORCE INDEX (PRIMARY)", "FOR UPDATE"),
+        (False, "FORCE INDEX (PRIMARY) ", " FOR UPDATE"),
     )
 }
-_LOGS: Final = {
+_OTHER_LOGS: Final = {
     sqlite: text(
-        "SELECT id, execution_id, job_id, trigger_ts, status, worker_id, claimed_at, accepted_at, "
-        f"started_at FROM job_log {hint}WHERE execution_id IN :executions"
+        f"SELECT {', '.join(_Log._fields)} FROM job_log {hint}WHERE execution_id IN :executions"
     ).bindparams(bindparam("executions", expanding=True))
     for sqlite, hint in BY_EXECUTION_ID.items()
 }
@@ -166,16 +180,9 @@ async def settle(
     Raises:
         NoSecretKeys: a result is secret, and `sealer` cannot seal it.
     """
-    locked = await connection.execute(
-        _LOCK_JOBS[database.is_sqlite], {"ids": sorted({e.job_id for e in endings})}
-    )
-    jobs = {row["id"]: row for row in locked.mappings()}
+    jobs, logs = await _lock(connection, database, endings)
     if not jobs:
         return [Settlement(Settled.UNKNOWN, ending.job_id) for ending in endings]
-    found = await connection.execute(
-        _LOGS[database.is_sqlite], {"executions": sorted({e.execution_id for e in endings})}
-    )
-    logs = {row["execution_id"]: row for row in found.mappings()}
     fenced = {ending.in_partition for ending in endings if ending.in_term is not None}
     batch = _Batch(
         now=int(next(iter(jobs.values()))["now_ms"]),
@@ -191,6 +198,30 @@ async def settle(
     if followed is not NOTHING:
         settled[0] = replace(settled[0], followed=followed)
     return settled
+
+
+async def _lock(
+    connection: AsyncConnection, database: Database, endings: Sequence[Ending]
+) -> tuple[dict[int, RowMapping], dict[str, _Log]]:
+    """Lock the jobs of these endings; return them by id, and the executions by theirs."""
+    jobs: dict[int, RowMapping] = {}
+    logs: dict[str, _Log] = {}
+    locked = await connection.execute(
+        _LOCK_JOBS[database.is_sqlite], {"ids": sorted({e.job_id for e in endings})}
+    )
+    for row in locked:
+        job = row._mapping  # noqa: SLF001 - public, in spite of its name
+        jobs[job["id"]] = job
+        if job["log_id"] is not None:
+            log = _Log(*row[: len(_Log._fields)])
+            logs[log.execution_id] = log
+    others = {ending.execution_id for ending in endings} - logs.keys()
+    if jobs and others:
+        found = await connection.execute(
+            _OTHER_LOGS[database.is_sqlite], {"executions": sorted(others)}
+        )
+        logs.update((log.execution_id, log) for log in map(_Log._make, found))
+    return jobs, logs
 
 
 class _Batch:
@@ -213,18 +244,18 @@ class _Batch:
         self._keys: set[Key] = set()
         self._met: list[tuple[int, int]] = []
 
-    def settle(self, ending: Ending, job: RowMapping | None, log: RowMapping | None) -> Settlement:
-        if job is None or log is None or log["job_id"] != job["id"]:
+    def settle(self, ending: Ending, job: RowMapping | None, log: _Log | None) -> Settlement:
+        if job is None or log is None or log.job_id != job["id"]:
             return Settlement(Settled.UNKNOWN, ending.job_id)
         status = JobStatus(job["status"])
-        if ending.execution_id in self._done or log["status"] == ending.status:
+        if ending.execution_id in self._done or log.status == ending.status:
             return self._late(Settled.REPEATED, ending, job)
-        if log["status"] not in OPEN_EXECUTIONS or job["execution_id"] != ending.execution_id:
-            self._stale.append({"id": log["id"], "status": ending.status.name})
+        if log.status not in OPEN_EXECUTIONS or job["execution_id"] != ending.execution_id:
+            self._stale.append({"id": log.id, "status": ending.status.name})
             return self._late(Settled.STALE, ending, job)
         if ending.in_term is not None and (
             ending.in_term != self._terms[ending.in_partition]
-            or log["status"] != ExecutionStatus.CLAIMED
+            or log.status != ExecutionStatus.CLAIMED
         ):
             return Settlement(Settled.STALE, job["id"], status)
         self._done.add(ending.execution_id)
@@ -253,7 +284,7 @@ class _Batch:
             next_due_ms=job["next_trigger_time"] if status is JobStatus.WAITING else None,
         )
 
-    def _end(self, ending: Ending, job: RowMapping, log: RowMapping) -> Settlement:
+    def _end(self, ending: Ending, job: RowMapping, log: _Log) -> Settlement:
         """Decide what follows a current execution's end, and note the rows to write."""
         times = _step_times(ending, log, self._now)
         next_status, due, attempt, returned = _what_follows(ending, job, self._now)
@@ -298,7 +329,7 @@ class _Batch:
         )
 
     def _end_log(
-        self, ending: Ending, job: RowMapping, log: RowMapping, times: Mapping[str, int | None]
+        self, ending: Ending, job: RowMapping, log: _Log, times: Mapping[str, int | None]
     ) -> None:
         result = ending.result
         if result is not None and _is_secret(ending, job):
@@ -306,7 +337,7 @@ class _Batch:
         long = result is not None and len(result.encode()) > INLINE_BYTES
         self._logs.append(
             {
-                "id": log["id"],
+                "id": log.id,
                 "status": int(ending.status),
                 **times,
                 "code": ending.error_code,
@@ -325,8 +356,8 @@ class _Batch:
                 {
                     "execution_id": ending.execution_id,
                     "job_id": job["id"],
-                    "trigger_ts": log["trigger_ts"],
-                    "worker_id": log["worker_id"],
+                    "trigger_ts": log.trigger_ts,
+                    "worker_id": log.worker_id,
                 }
             )
 
@@ -458,26 +489,28 @@ def _what_follows(
             raise ValueError(f"an execution cannot end as {ending.status.name}")
 
 
-def _had_begun(ending: Ending, log: RowMapping) -> bool:
+def _had_begun(ending: Ending, log: _Log) -> bool:
     """Tell whether the handler was called, by the worker's own word where there is one.
 
     Without one the row tells: in it a run that was accepted and goes on is taken to have begun.
     """
     if ending.accepted_at is not None:
         return ending.started_at is not None
-    return ending.started_at is not None or log["started_at"] is not None
+    return ending.started_at is not None or log.started_at is not None
 
 
-def _step_times(ending: Ending, log: RowMapping, now: int) -> dict[str, int | None]:
+def _step_times(ending: Ending, log: _Log, now: int) -> dict[str, int | None]:
     """Fit the worker's step times between the claim and now, in order."""
-    accepted = ending.accepted_at if ending.accepted_at is not None else log["accepted_at"]
-    started = ending.started_at if ending.started_at is not None else log["started_at"]
+    accepted = ending.accepted_at if ending.accepted_at is not None else log.accepted_at
+    started = ending.started_at if ending.started_at is not None else log.started_at
     finished = now if ending.finished_at is None else ending.finished_at
-    floor = log["claimed_at"]
+    floor = log.claimed_at
     times: dict[str, int | None] = {}
     for name, value in (("accepted", accepted), ("started", started), ("finished", finished)):
-        times[name] = None if value is None else min(max(value, floor), max(now, floor))
-        floor = floor if times[name] is None else times[name]
+        if value is None:
+            times[name] = None
+        else:
+            times[name] = floor = min(max(value, floor), max(now, floor))
     return times
 
 

@@ -118,9 +118,7 @@ async def test_what_needs_more_than_a_worker_is_claimed_as_ever(
 
 
 async def test_no_more_begin_than_the_worker_has_slots(running: Running) -> None:
-    held = [
-        await running.submit(jobHandler="sleep", params={"ms": 60000}) for _ in range(CAPACITY)
-    ]
+    held = [await running.submit(jobHandler="sleep", params={"ms": 60000}) for _ in range(CAPACITY)]
     waiting = await running.submit()
 
     query = "SELECT status, attempt FROM job_info WHERE id = :id"
