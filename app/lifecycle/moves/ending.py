@@ -13,8 +13,8 @@ MAX_REASON_LENGTH: Final = 255
 """Characters of a reason that its column takes."""
 
 
-# These three are not frozen, though nobody changes one: a batch makes hundreds of them, and a frozen
-# one takes six times as long.
+# These three are not frozen, though nobody changes one: a batch makes hundreds of them, and a
+# frozen one takes six times as long.
 @dataclass(slots=True)
 class Ending:
     """How one execution ended: reported by its worker, or found by recovery.
