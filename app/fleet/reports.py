@@ -370,7 +370,7 @@ def _envelope(body: bytes) -> tuple[dict[str, Any], Load]:
 def _parse(body: bytes) -> Any:
     """Read JSON with integers exact."""
     try:
-        return from_json(body, allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False, cache_strings="keys")
     except ValueError:
         # The standard parser is half as fast, but lets a lone surrogate through, a NaN and
         # what is deeply nested, so that only its own report suffers.
