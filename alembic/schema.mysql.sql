@@ -582,3 +582,21 @@ UPDATE schema_revision SET revision = 13 WHERE id = 1;
 
 UPDATE alembic_version SET version_num='0013' WHERE alembic_version.version_num = '0012';
 
+-- Running upgrade 0013 -> 0014
+
+ALTER TABLE callback_delivery ADD COLUMN success_try INTEGER COMMENT 'the first success, not in callback_try then';
+
+ALTER TABLE callback_delivery ADD COLUMN success_at BIGINT;
+
+ALTER TABLE callback_delivery ADD COLUMN success_worker_id VARCHAR(128);
+
+ALTER TABLE callback_delivery ADD COLUMN success_status_code INTEGER;
+
+ALTER TABLE callback_delivery ADD COLUMN success_latency_ms INTEGER;
+
+ALTER TABLE callback_delivery ADD COLUMN success_answer TEXT COMMENT 'its first 2 KiB';
+
+UPDATE schema_revision SET revision = 14 WHERE id = 1;
+
+UPDATE alembic_version SET version_num='0014' WHERE alembic_version.version_num = '0013';
+

@@ -80,7 +80,7 @@ CREATE TABLE callback_delivery (
 	last_error VARCHAR(2000), 
 	last_latency_ms INTEGER, 
 	created_at BIGINT NOT NULL, 
-	ended_at BIGINT, host VARCHAR(255) DEFAULT '' NOT NULL, headers TEXT, owed_since BIGINT DEFAULT '0' NOT NULL, 
+	ended_at BIGINT, host VARCHAR(255) DEFAULT '' NOT NULL, headers TEXT, owed_since BIGINT DEFAULT '0' NOT NULL, success_try INTEGER, success_at BIGINT, success_worker_id VARCHAR(128), success_status_code INTEGER, success_latency_ms INTEGER, success_answer TEXT, 
 	CONSTRAINT uq_callback_delivery_delivery_id UNIQUE (delivery_id)
 );
 CREATE TABLE callback_try (

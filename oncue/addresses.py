@@ -169,6 +169,7 @@ def read_host(host: str) -> tuple[Address, ...]:
     return LOCALHOST if labels[-1] == "localhost" else ()
 
 
+@lru_cache(maxsize=1024)
 def callback_host(url: str) -> str:
     """Name the receiver that a URL is for, as `host:port`: the key by which receivers take turns.
 

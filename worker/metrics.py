@@ -27,7 +27,7 @@ class Metrics:
             buckets=DURATION_BUCKETS,
             registry=self.registry,
         )
-        self.deliveries = Counter(
+        self._tries = Counter(
             "oncue_worker_deliveries",
             "Callbacks tried, by outcome.",
             ("outcome",),
@@ -64,6 +64,7 @@ class Metrics:
             registry=self.registry,
         )
         self._run_counts: dict[tuple[str, str], Counter] = {}
+        self._try_counts: dict[str, Counter] = {}
 
     def count_run(self, handler: str, status: str, seconds: float) -> None:
         """Count one ended run."""
@@ -72,6 +73,13 @@ class Metrics:
             counter = self._run_counts[handler, status] = self._runs.labels(handler, status)
         counter.inc()
         self._duration.observe(seconds)
+
+    def count_try(self, outcome: str) -> None:
+        """Count one try of a callback."""
+        counter = self._try_counts.get(outcome)
+        if counter is None:
+            counter = self._try_counts[outcome] = self._tries.labels(outcome)
+        counter.inc()
 
     def count_shipped(self, lines: int, size: int) -> None:
         """Count lines that a dispatcher has stored."""

@@ -1,21 +1,20 @@
-"""Outcomes as they go over the wire and under the run key, encoded once."""
+"""Outcomes and tries as they go over the wire, encoded once; outcomes under the run key too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import orjson
 from cryptography.fernet import Fernet
 
-from oncue.protocol import Run
+from oncue.protocol import DeliveryResult, Run
 from worker.verdict import Verdict
 
 SMALL_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedOutcome:
+class EncodedOutcome(NamedTuple):
     """One `Outcome` as JSON; `small` is the same without a result of more than 1 KiB."""
 
     status: str
@@ -24,8 +23,7 @@ class EncodedOutcome:
     small: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RunTimes:
+class RunTimes(NamedTuple):
     """When a run was accepted, started and finished, in the database's epoch milliseconds."""
 
     accepted_at: int
@@ -60,6 +58,28 @@ def encode_outcome(
     if verdict.result_json is None:
         wire = small = orjson.dumps(fields)
     else:
-        wire = orjson.dumps({**fields, "result": orjson.Fragment(verdict.result_json)})
-        small = wire if len(wire) <= SMALL_BYTES else orjson.dumps(fields)
+        fields["result"] = orjson.Fragment(verdict.result_json)
+        wire = small = orjson.dumps(fields)
+        if len(wire) > SMALL_BYTES:
+            del fields["result"]
+            small = orjson.dumps(fields)
     return EncodedOutcome(verdict.status, stopping, wire, small)
+
+
+def encode_try(result: DeliveryResult) -> bytes:
+    """Encode what became of a try: as its model would, but sooner."""
+    return orjson.dumps(
+        {
+            "deliveryId": result.delivery_id,
+            "tryNumber": result.try_number,
+            "delivered": result.delivered,
+            "gone": result.gone,
+            "statusCode": result.status_code,
+            "error": result.error,
+            "latencyMs": result.latency_ms,
+            "retryAfterMs": result.retry_after_ms,
+            "notTried": result.not_tried,
+            "triedAt": result.tried_at,
+            "answer": result.answer,
+        }
+    )

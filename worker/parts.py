@@ -168,7 +168,7 @@ async def open_parts(
             outcome = "not_tried"
         else:
             outcome = "delivered" if result.delivered else "gone" if result.gone else "failed"
-        metrics.deliveries.labels(outcome).inc()
+        metrics.count_try(outcome)
         reporter.add_try(result)
 
     shipper = Shipper(

@@ -21,7 +21,7 @@ from worker.clock import DatabaseClock
 from worker.dispatchers import Dispatchers, NoDispatcher
 from worker.held import Execution, Held
 from worker.lease import Leases, LeaseUnavailable
-from worker.outcome import EncodedOutcome, RunTimes, encode_outcome
+from worker.outcome import EncodedOutcome, RunTimes, encode_outcome, encode_try
 from worker.verdict import unstorable
 
 MOST_ITEMS: Final = 200
@@ -154,7 +154,7 @@ class Reporter:
 
     def add_try(self, result: DeliveryResult) -> None:
         """Report one try of a callback."""
-        self._put_other(TryItem(result, result.model_dump_json(by_alias=True).encode()))
+        self._put_other(TryItem(result, encode_try(result)))
 
     def forget(self, execution_id: str) -> None:
         """Drop an outcome that no dispatcher wants any more."""
@@ -228,7 +228,7 @@ class Reporter:
             except ValidationError:
                 raise NoDispatcher("the answer is not one of a dispatcher") from None
             self._failures = 0
-            await self._settle(batch, response)
+            self._settle(batch, response)
         elif (
             reply.is_about_the_content
             # A proxy may take less at once than a dispatcher does.
@@ -282,7 +282,7 @@ class Reporter:
 
     def _replace_try(self, item: TryItem) -> None:
         item.result = item.result.model_copy(update={"error": "not storable"})
-        item.wire = item.result.model_dump_json(by_alias=True).encode()
+        item.wire = encode_try(item.result)
         item.replaced = True
 
     def _encode(self, batch: list[Item]) -> bytes:
@@ -304,7 +304,7 @@ class Reporter:
             }
         )
 
-    async def _settle(self, batch: list[Item], response: ReportsResponse) -> None:
+    def _settle(self, batch: list[Item], response: ReportsResponse) -> None:
         outcomes = set(response.acknowledged)
         stopped = set(response.acknowledged_stopped)
         tries = set(response.acknowledged_tries)

@@ -16,6 +16,8 @@ MAX_RESULT_BYTES = 64 * 1024
 MAX_MESSAGE_LENGTH = 2000
 MAX_CODE_LENGTH = 64
 
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -32,8 +34,7 @@ class Verdict:
 def judge_value(value: Any) -> Verdict:
     """SUCCEEDED with the value as JSON text, or FAILED when it cannot be stored."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        encoded = text.encode()
+        encoded = _to_json(value).encode()
     except Exception as error:  # noqa: BLE001 (objects of handlers may raise anything here)
         return unstorable(f"the result is not JSON: {describe(error)}")
     if len(encoded) > MAX_RESULT_BYTES:

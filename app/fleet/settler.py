@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -16,11 +19,12 @@ from app.lifecycle.moves.settle import settle
 from app.lifecycle.states import ExecutionStatus
 from app.plumbing.bus import ENDED, FIRE, OWED, WAKE
 from app.plumbing.database import DatabaseUnavailable
-from app.plumbing.group_commit import GroupCommit
+from app.plumbing.group_commit import GroupCommit, Overloaded
 from app.plumbing.json_text import Unencodable
 
 log = structlog.get_logger(__name__)
 
+_MOVED: Final = (Settled.ENDED, Settled.RETRIED)
 BATCH_LIMIT = 200
 BACKLOG_LIMIT = 100_000
 UNSTORABLE_ERRORS = (DBAPIError, UnicodeError, OverflowError, Unencodable)
@@ -49,16 +53,37 @@ class Settler:
             DatabaseUnavailable: nothing is known to be stored.
             NoSecretKeys: its result is secret, and there is no key to seal it with.
         """
-        try:
-            return await self._commits.add(ending)
-        except UNSTORABLE_ERRORS as error:
+        (result,) = await self.settle_each([ending])
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def settle_each(self, endings: Sequence[Ending]) -> list[Settlement | BaseException]:
+        """Settle each ending as `settle` does; what that would raise of one stands in its place."""
+        results = await asyncio.gather(*map(self._enter, endings), return_exceptions=True)
+        again = [place for place, one in enumerate(results) if isinstance(one, UNSTORABLE_ERRORS)]
+        for place in again:
+            ending = endings[place]
             log.warning(
                 "unstorable_report",
                 job_id=ending.job_id,
                 execution_id=ending.execution_id,
-                error=f"{type(error).__name__}",
+                error=f"{type(results[place]).__name__}",
             )
-            return await self._commits.add(unstorable(ending))
+        if again:
+            replaced = [self._enter(unstorable(endings[place])) for place in again]
+            second = await asyncio.gather(*replaced, return_exceptions=True)
+            for place, result in zip(again, second, strict=True):
+                results[place] = result
+        return results
+
+    def _enter(self, ending: Ending) -> asyncio.Future[Settlement]:
+        try:
+            (result,) = self._commits.enter([ending])
+        except Overloaded as error:
+            result = asyncio.get_running_loop().create_future()
+            result.set_exception(error)
+        return result
 
     async def drained(self) -> None:
         """Return when nothing is being settled."""
@@ -76,7 +101,7 @@ class Settler:
         moved = [
             (ending, one)
             for ending, one in zip(endings, settlements, strict=True)
-            if one.kind in (Settled.ENDED, Settled.RETRIED)
+            if one.kind in _MOVED
         ]
         if moved:
             self._bus.publish(ENDED, [[one.job_id, e.execution_id] for e, one in moved])
@@ -92,20 +117,31 @@ class Settler:
             self._bus.publish(FIRE, [])
         if any(one.kind is Settled.ENDED and e.deliver_by is None for e, one in moved):
             self._bus.publish(OWED, [])
+        self._count(moved, settlements)
+        # Asked once: under load a line that is not written costs as much as the counting.
+        if log.is_enabled_for(logging.DEBUG):
+            for ending, one in moved:
+                log.debug(
+                    "execution_ended",
+                    job_id=one.job_id,
+                    execution_id=ending.execution_id,
+                    status=ending.status.name,
+                    job_status=None if one.job_status is None else one.job_status.name,
+                    code=ending.error_code,
+                )
+
+    def _count(
+        self, moved: Sequence[tuple[Ending, Settlement]], settlements: Sequence[Settlement]
+    ) -> None:
         for kind, count in Counter(one.kind for one in settlements).items():
             self._metrics.reports.labels(kind.value).inc(count)
-        for ending, one in moved:
-            log.debug(
-                "execution_ended",
-                job_id=one.job_id,
-                execution_id=ending.execution_id,
-                status=ending.status.name,
-                job_status=None if one.job_status is None else one.job_status.name,
-                code=ending.error_code,
-            )
-            self._metrics.executions.labels(ending.status.name).inc()
-            if one.kind is Settled.ENDED and one.job_status is not None:
-                self._metrics.finished.labels(one.job_status.name).inc()
+        for status, count in Counter(ending.status for ending, _ in moved).items():
+            self._metrics.executions.labels(status.name).inc(count)
+        finished = Counter(one.job_status for _, one in moved if one.kind is Settled.ENDED)
+        for job_status, count in finished.items():
+            if job_status is not None:
+                self._metrics.finished.labels(job_status.name).inc(count)
+        for _, one in moved:
             if one.run_ms is not None:
                 self._metrics.duration.observe(one.run_ms / 1000)
             if one.late_ms is not None:

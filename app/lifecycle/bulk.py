@@ -39,12 +39,14 @@ def update_from_rows(
     columns: Mapping[str, ColumnType],
     assignments: str,
     guard: str,
+    index: str = "",
 ) -> TextClause:
     """Build `UPDATE table AS j ... FROM rows AS v` with the parameter `:rows`.
 
     `columns` names the fields of each row and their SQL types; `key` is the one joined to the
     table's column of that name, and `v.<field>` is used in `assignments` and `guard`. Fields
-    must not be named like columns that are assigned.
+    must not be named like columns that are assigned. `index` is that of the key, for MySQL, which
+    may walk a small table instead.
     """
     source = _rows(columns, sqlite=sqlite)
     if sqlite:
@@ -55,8 +57,9 @@ def update_from_rows(
             f"UPDATE {table} AS j {by_id}SET {assignments} FROM {source} AS v "
             f"WHERE j.{key} = v.v_{key} AND {guard}"
         )
+    hint = f"FORCE INDEX ({index}) " if index else ""
     return text(
-        f"UPDATE {source} AS v STRAIGHT_JOIN {table} AS j ON j.{key} = v.v_{key} "
+        f"UPDATE {source} AS v STRAIGHT_JOIN {table} AS j {hint}ON j.{key} = v.v_{key} "
         f"SET {assignments} WHERE {guard}"
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -30,8 +29,7 @@ def wants(events: str | None, status: JobStatus) -> bool:
     return EVENT_WORDS[status] in events.split(",")
 
 
-@dataclass(frozen=True, slots=True)
-class CallbackJob:
+class CallbackJob(NamedTuple):
     """What the callback tells of a job. `result` is JSON text; times are epoch ms.
 
     `sequence` is the job's count of moves: it grows from each callback of a job to the next.

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import MEDIUMTEXT
 
-SCHEMA_REVISION: Final = 13
+SCHEMA_REVISION: Final = 14
 """The revision of the schema that this code was written for."""
 _DIGEST: Final = String(2048).with_variant(String(1024), "sqlite")
 """Longer than a digest with every field; SQLite, which bounds no text, was never told."""
@@ -315,6 +315,12 @@ callback_delivery = Table(
         server_default="0",
         comment="its end, or when it was last sent again; 0: created_at",
     ),
+    Column("success_try", Integer, comment="the first success, not in callback_try then"),
+    Column("success_at", BigInteger),
+    Column("success_worker_id", String(128)),
+    Column("success_status_code", Integer),
+    Column("success_latency_ms", Integer),
+    Column("success_answer", Text, comment="its first 2 KiB"),
     UniqueConstraint("delivery_id"),
     Index("ix_callback_delivery_host", "status", "host", "next_try_at", "id"),
     Index("ix_callback_delivery_job_id", "job_id"),
@@ -336,7 +342,7 @@ callback_try = Table(
     Column("answer", Text, comment="its first 2 KiB"),
     **{**_OPTIONS, "sqlite_autoincrement": False},
 )
-"""Each try of a callback, by `callback_delivery.id`."""
+"""Each try of a callback, by `callback_delivery.id`, but the one that is kept there."""
 
 webhook_secret = Table(
     "webhook_secret",

@@ -25,7 +25,13 @@ def plain_json(value: Any, *, sort_keys: bool = False) -> str:
     """
     try:
         text = _ENCODE[sort_keys](value)
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise Unencodable(str(error)) from None
     return text
+
+
+def is_longer(text: str, most_bytes: int) -> bool:
+    """Tell whether a text has more bytes than that; of a short one none are made."""
+    return len(text) * 4 > most_bytes and len(text.encode()) > most_bytes

@@ -7,11 +7,11 @@ what is owed to others.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import RowMapping, bindparam, text
+from sqlalchemy import RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.lifecycle.bulk import ColumnType, RowsInsert, rows_json, update_from_rows
@@ -292,15 +292,82 @@ async def extend_leases(
         )
 
 
+def _sends_secrets(row: str) -> str:
+    """Build the condition of a callback that has something secret in it; `row` ends in a dot."""
+    return (
+        f"(SUBSTR({row}body, 1, {len(BODY_OPENS)}) = '{BODY_OPENS}' "
+        f"OR INSTR(COALESCE({row}headers, ''), '{{\"sealed\"') > 0)"
+    )
+
+
+_TOLD: Final[dict[str, ColumnType]] = {
+    "delivery_id": "TEXT",
+    "number": "BIGINT",
+    "at": "BIGINT",
+    "code": "BIGINT",
+    "latency": "BIGINT",
+    "answer": "TEXT",
+}
+
+
+def _end_sql(*, sqlite: bool) -> TextClause:
+    now = NOW_MS[sqlite]
+    greatest, least = ("MAX", "MIN") if sqlite else ("GREATEST", "LEAST")
+    # As in `_tried_at`.
+    tried_at = (
+        f"{least}({greatest}(COALESCE(v.v_at, {now} - v.v_latency), j.created_at), "
+        f"{greatest}({now}, j.created_at))"
+    )
+    return update_from_rows(
+        sqlite=sqlite,
+        table="callback_delivery",
+        key="delivery_id",
+        index="uq_callback_delivery_delivery_id",
+        columns=_TOLD,
+        assignments=(
+            f"status = {int(DeliveryStatus.DELIVERED)}, ended_at = {now}, "
+            "last_status_code = v.v_code, last_error = NULL, last_latency_ms = v.v_latency, "
+            f"success_try = v.v_number, success_at = {tried_at}, success_worker_id = :worker, "
+            "success_status_code = v.v_code, success_latency_ms = v.v_latency, "
+            # A receiver may send back what it was sent.
+            f"success_answer = CASE WHEN LENGTH(v.v_answer) > 0 AND {_sends_secrets('j.')} "
+            "THEN :mask ELSE v.v_answer END"
+        ),
+        guard=(
+            f"+j.status = {_PENDING} AND j.tries = v.v_number "
+            "AND j.owner_worker_id = :worker AND j.success_try IS NULL"
+        ),
+    )
+
+
+_END: Final = {sqlite: _end_sql(sqlite=sqlite) for sqlite in (True, False)}
 _TRIED: Final = {
     sqlite: text(
-        "SELECT id, delivery_id, job_id, status, tries, owner_worker_id, created_at, owed_since, "
-        f"SUBSTR(body, 1, {len(BODY_OPENS)}) = '{BODY_OPENS}' "
-        "OR INSTR(COALESCE(headers, ''), '{\"sealed\"') > 0 AS is_secret "
+        f"SELECT {NOW_MS[sqlite]} AS now_ms, id, delivery_id, job_id, status, tries, "
+        "owner_worker_id, created_at, owed_since, success_try, "
+        f"{_sends_secrets('')} AS sends_secrets "
         f"FROM callback_delivery {hint}WHERE delivery_id IN :ids"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint in _BY_DELIVERY_ID.items()
 }
+
+
+class _Tried(NamedTuple):
+    """A row of `_TRIED`."""
+
+    now_ms: int
+    id: int
+    delivery_id: str
+    job_id: int
+    status: int
+    tries: int
+    owner_worker_id: str | None
+    created_at: int
+    owed_since: int
+    success_try: int | None
+    sends_secrets: bool
+
+
 _NOTED: Final[dict[str, ColumnType]] = {
     "id": "BIGINT",
     "tries": "BIGINT",
@@ -391,15 +458,18 @@ async def note_tries(
     What was not tried is due again, uncounted, unless it has been owed for longer than all pauses
     of the schedule: then it is given up.
     """
+    results = await _end_at_once(connection, database, results, worker_id)
+    if not results:
+        return None
     found = await connection.execute(
         _TRIED[database.is_sqlite], {"ids": sorted({one.delivery_id for one in results})}
     )
-    rows = {row["delivery_id"]: row for row in found.mappings()}
+    rows = {row.delivery_id: row for row in map(_Tried._make, found)}
     if not rows:
         return None
-    now = await read_now(connection, database)
+    now = next(iter(rows.values())).now_ms
     repeated = await _recorded(connection, _superseded(results, rows, worker_id))
-    await _record(connection, database, results, rows, worker_id, now)
+    await _record(connection, results, rows, worker_id)
     newest: dict[str, DeliveryResult] = {}
     for result in sorted(results, key=lambda one: (one.delivered, one.try_number)):
         if (result.delivery_id, result.try_number) not in repeated:
@@ -408,31 +478,65 @@ async def note_tries(
         (row, newest[delivery_id])
         for delivery_id, row in rows.items()
         if delivery_id in newest
-        and row["status"] == _PENDING
-        and _counts(row, newest[delivery_id], worker_id)
+        and row.status == _PENDING
+        and (newest[delivery_id].delivered or _is_current(row, newest[delivery_id], worker_id))
     ]
     failed = await _count_failed(
         connection,
         [row for row, one in counted if not (one.delivered or one.gone or one.not_tried)],
     )
     changes = [
-        _after_try(row, one, now, schedule_seconds, failed=failed.get(row["id"], 0))
-        for row, one in counted
+        _after_try(row, one, now, schedule_seconds, failed=failed.get(row.id, 0))
+        for row, one in sorted(counted, key=lambda each: each[0].id)
     ]
     if changes:
         await connection.execute(
             _NOTE[database.is_sqlite],
-            {
-                "rows": rows_json(_NOTED, [change.row() for change in _by_key(changes)]),
-                "worker": worker_id,
-            },
+            {"rows": rows_json(_NOTED, changes), "worker": worker_id},
         )
-    return min((change.next_try_at for change in changes if change.is_open), default=None)
+    return min((change["next"] for change in changes if change["status"] == _PENDING), default=None)
+
+
+async def _end_at_once(
+    connection: AsyncConnection,
+    database: Database,
+    results: Sequence[DeliveryResult],
+    worker_id: str,
+) -> Sequence[DeliveryResult]:
+    """End deliveries whose newest try succeeded, with its record; return what is left to note.
+
+    That is the first success of a delivery, told by the try's own worker: it needs no row in
+    `callback_try`. If one of them is something else, all are left: what has been ended is seen.
+    """
+    done: list[DeliveryResult] = []
+    others: list[DeliveryResult] = []
+    for one in results:
+        is_plain = one.delivered and one.error is None and not one.not_tried
+        (done if is_plain else others).append(one)
+    if not done:
+        return results
+    # In the order in which leases are extended too, by `delivery_id`.
+    told = [
+        {
+            "delivery_id": one.delivery_id,
+            "number": one.try_number,
+            "at": one.tried_at,
+            "code": one.status_code,
+            "latency": one.latency_ms,
+            "answer": one.answer,
+        }
+        for one in sorted(done, key=lambda one: one.delivery_id)
+    ]
+    ended = await connection.execute(
+        _END[database.is_sqlite],
+        {"rows": rows_json(_TOLD, told), "worker": worker_id, "mask": MASK},
+    )
+    return others if ended.rowcount == len(done) else results
 
 
 def _superseded(
-    results: Sequence[DeliveryResult], rows: Mapping[str, RowMapping], worker_id: str
-) -> list[tuple[RowMapping, int]]:
+    results: Sequence[DeliveryResult], rows: Mapping[str, _Tried], worker_id: str
+) -> list[tuple[_Tried, int]]:
     """Return the deliveries that are owed still and had a success, by a try that is not the newest.
 
     Of these a repeat must be told from news: the first ends the delivery, the second would undo a
@@ -443,39 +547,37 @@ def _superseded(
         for one in results
         if one.delivered
         and (row := rows.get(one.delivery_id)) is not None
-        and row["status"] == _PENDING
+        and row.status == _PENDING
         and not _is_current(row, one, worker_id)
     ]
 
 
 async def _recorded(
-    connection: AsyncConnection, tries: Sequence[tuple[RowMapping, int]]
+    connection: AsyncConnection, tries: Sequence[tuple[_Tried, int]]
 ) -> set[tuple[str, int]]:
     """Return those of the tries, as (delivery id, number), that are on record as successes."""
     if not tries:
         return set()
-    wanted = {(row["id"], number): (row["delivery_id"], number) for row, number in tries}
     found = await connection.execute(
         _RECORDED_TRIES,
         {
-            "jobs": sorted({row["job_id"] for row, _ in tries}),
-            "deliveries": sorted({key for key, _ in wanted}),
+            "jobs": sorted({row.job_id for row, _ in tries}),
+            "deliveries": sorted({row.id for row, _ in tries}),
         },
     )
     known = {(row.delivery_key, row.try_number) for row in found}
-    return {one for key, one in wanted.items() if key in known}
+    return {
+        (row.delivery_id, number)
+        for row, number in tries
+        if number == row.success_try or (row.id, number) in known
+    }
 
 
-def _counts(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
-    return result.delivered or _is_current(row, result, worker_id)
+def _is_current(row: _Tried, result: DeliveryResult, worker_id: str) -> bool:
+    return row.tries == result.try_number and row.owner_worker_id == worker_id
 
 
-def _is_current(row: RowMapping, result: DeliveryResult, worker_id: str) -> bool:
-    is_newest: bool = row["tries"] == result.try_number
-    return is_newest and row["owner_worker_id"] == worker_id
-
-
-async def _count_failed(connection: AsyncConnection, rows: Sequence[RowMapping]) -> dict[int, int]:
+async def _count_failed(connection: AsyncConnection, rows: Sequence[_Tried]) -> dict[int, int]:
     """Count the tries that are known to have failed, this one too.
 
     Others may have begun and never ended, with a worker that was lost: they used up nothing.
@@ -485,8 +587,8 @@ async def _count_failed(connection: AsyncConnection, rows: Sequence[RowMapping])
     found = await connection.execute(
         _FAILED,
         {
-            "jobs": sorted({row["job_id"] for row in rows}),
-            "deliveries": sorted(row["id"] for row in rows),
+            "jobs": sorted({row.job_id for row in rows}),
+            "deliveries": sorted(row.id for row in rows),
         },
     )
     return {row.delivery_key: row.failed for row in found}
@@ -494,90 +596,59 @@ async def _count_failed(connection: AsyncConnection, rows: Sequence[RowMapping])
 
 async def _record(
     connection: AsyncConnection,
-    database: Database,
     results: Sequence[DeliveryResult],
-    rows: Mapping[str, RowMapping],
+    rows: Mapping[str, _Tried],
     worker_id: str,
-    now: int,
 ) -> None:
     """Insert the record of each try that was made; one that is there already stays."""
     tries = [
         {
-            "job": row["job_id"],
-            "delivery": row["id"],
+            "job": row.job_id,
+            "delivery": row.id,
             "number": one.try_number,
-            "at": _tried_at(one, row["created_at"], now),
+            "at": _tried_at(one, row),
             "delivered": int(one.delivered),
             "code": one.status_code,
             "latency": one.latency_ms,
             "error": one.error,
             # A receiver may send back what it was sent.
-            "answer": MASK if row["is_secret"] and one.answer else one.answer,
+            "answer": MASK if row.sends_secrets and one.answer else one.answer,
         }
         for one in results
-        if not one.not_tried and (row := rows.get(one.delivery_id)) is not None
+        if not one.not_tried
+        and (row := rows.get(one.delivery_id)) is not None
+        and row.success_try != one.try_number
     ]
     if tries:
         tries.sort(key=lambda one: (one["job"], one["delivery"], one["number"]))
         await _RECORD.run(connection, tries, worker=worker_id[:128])
 
 
-def _tried_at(result: DeliveryResult, created_at: int, now: int) -> int:
+def _tried_at(result: DeliveryResult, row: _Tried) -> int:
     """Fit the worker's own time of the try between the callback's making and now."""
-    given = now - result.latency_ms if result.tried_at is None else result.tried_at
-    return min(max(given, created_at), max(now, created_at))
-
-
-@dataclass(frozen=True, slots=True)
-class _AfterTry:
-    """What a try makes of its delivery's row."""
-
-    row_id: int
-    status: DeliveryStatus
-    next_try_at: int
-    result: DeliveryResult
-    now: int
-
-    @property
-    def is_open(self) -> bool:
-        return self.status is DeliveryStatus.PENDING
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "id": self.row_id,
-            "tries": self.result.try_number,
-            "status": int(self.status),
-            "next": self.next_try_at,
-            "uncounted": int(self.result.not_tried),
-            "code": self.result.status_code,
-            "error": self.result.error,
-            "latency": self.result.latency_ms,
-            "ended": None if self.is_open else self.now,
-        }
-
-
-def _by_key(changes: Iterable[_AfterTry]) -> list[_AfterTry]:
-    return sorted(changes, key=lambda change: change.row_id)
+    given = row.now_ms - result.latency_ms if result.tried_at is None else result.tried_at
+    return min(max(given, row.created_at), max(row.now_ms, row.created_at))
 
 
 def _after_try(
-    row: RowMapping,
+    row: _Tried,
     result: DeliveryResult,
     now: int,
     schedule_seconds: tuple[float, ...],
     *,
     failed: int,
-) -> _AfterTry:
+) -> dict[str, Any]:
+    """Return what a try makes of its delivery, a row of `_NOTE`."""
     pause: int | None
     if result.not_tried:
-        owed_for = now - (row["owed_since"] or row["created_at"])
+        owed_for = now - (row.owed_since or row.created_at)
         too_long = owed_for > longest_wait_ms(schedule_seconds)
         pause = None if too_long else result.retry_after_ms or 0
     else:
         pause = next_try_pause_ms(
             schedule_seconds,
             tries=failed,
-            owed_ms=now - row["created_at"],
+            owed_ms=now - row.created_at,
             retry_after_ms=result.retry_after_ms,
             jitter=random.random(),
         )
@@ -587,4 +658,14 @@ def _after_try(
         status = DeliveryStatus.GONE
     else:
         status = DeliveryStatus.EXHAUSTED if pause is None else DeliveryStatus.PENDING
-    return _AfterTry(row["id"], status, now + (pause or 0), result, now)
+    return {
+        "id": row.id,
+        "tries": result.try_number,
+        "status": int(status),
+        "next": now + (pause or 0),
+        "uncounted": int(result.not_tried),
+        "code": result.status_code,
+        "error": result.error,
+        "latency": result.latency_ms,
+        "ended": None if status is DeliveryStatus.PENDING else now,
+    }

@@ -11,7 +11,8 @@ import pytest
 from app.lifecycle.moves.deliver import give_back, note_tries, take_due
 from app.lifecycle.moves.tell_start import tell_starts
 from app.lifecycle.states import DeliveryStatus, ExecutionStatus
-from oncue.protocol import DeliveryResult
+from app.plumbing.times import rfc3339
+from oncue.protocol import LATEST_TIME, DeliveryResult
 from tests.integration.app.rig import (
     Door,
     change,
@@ -174,6 +175,157 @@ async def test_a_success_that_is_told_again_does_not_undo_a_redelivery(api: Door
     assert again.delivery.try_number == 2
     # News of a try whose lease ran out is news all the same.
     assert await note(done, done.model_copy(update={"try_number": 2})) == "DELIVERED"
+
+
+class Told:
+    """One callback of a job, and what is told of its tries."""
+
+    def __init__(self, api: Door, job_id: int, delivery_id: str) -> None:
+        self.api, self.job_id, self.delivery_id = api, job_id, delivery_id
+
+    def result(self, number: int, **fields: Any) -> DeliveryResult:
+        given: dict[str, Any] = {"delivered": True, "status_code": 200, **fields}
+        return DeliveryResult(delivery_id=self.delivery_id, try_number=number, **given)
+
+    async def note(self, *results: DeliveryResult, worker: str = "w#boot") -> None:
+        database = self.api.database
+        await database.write(
+            lambda connection: note_tries(
+                connection, database, results, worker_id=worker, schedule_seconds=(0.0, 5.0)
+            )
+        )
+
+    async def send_again(self, worker: str = "w#boot") -> None:
+        """Have it delivered again, by this worker."""
+        await self.api.client.post(f"/openapi/callbacks/{self.delivery_id}/redeliver")
+        database = self.api.database
+        await database.write(
+            lambda connection: take_due(connection, database, {"127.0.0.1:9": [worker]}, limit=5)
+        )
+
+    async def shown(self) -> dict[str, Any]:
+        (found,) = (await page_of(self.api, self.job_id))["items"]
+        return dict(found)
+
+    async def rows(self) -> int:
+        """How many tries have a row of their own."""
+        return int(await value_of(self.api.database, "SELECT COUNT(*) FROM callback_try"))
+
+
+async def told(api: Door, **fields: Any) -> Told:
+    run = await running_job(api.database, callback_url=URL, **fields)
+    (settlement,) = await settled(api.database, ending(run, ExecutionStatus.SUCCEEDED))
+    assert settlement.delivery is not None
+    return Told(api, run.job_id, settlement.delivery.delivery_id)
+
+
+async def test_a_success_at_once_needs_no_row_and_is_shown_as_any_try_is(api: Door) -> None:
+    one = await told(api)
+    await one.note(one.result(1, status_code=204, latency_ms=7, answer="it's \u00e9"))
+    shown = await one.shown()
+    (first,) = shown["history"]
+    assert await one.rows() == 0
+    assert (shown["status"], shown["tries"], shown["lastStatusCode"]) == ("DELIVERED", 1, 204)
+    assert shown["createdAt"] <= first["at"] <= shown["endedAt"]
+    assert {name: value for name, value in first.items() if name != "at"} == {
+        "try": 1,
+        "workerId": "w#boot",
+        "delivered": True,
+        "statusCode": 204,
+        "latencyMs": 7,
+        "error": None,
+        "answer": "it's \u00e9",
+    }
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+async def test_the_record_of_a_success_outlives_redeliveries(api: Door, delivered: bool) -> None:
+    one = await told(api)
+    await one.note(one.result(1, answer="first"))
+    (first,) = (await one.shown())["history"]
+    await one.send_again("v#boot")
+    assert (await one.shown())["history"] == [first]
+    await one.note(one.result(2, delivered=delivered, answer="second"), worker="v#boot")
+    history = (await one.shown())["history"]
+    assert history[1:] == [first]
+    assert (history[0]["try"], history[0]["workerId"], history[0]["answer"]) == (
+        2,
+        "v#boot",
+        "second",
+    )
+    # What is told once more changes none of them.
+    await one.note(one.result(1, answer="told again"))
+    await one.note(one.result(2, delivered=delivered, answer="again"), worker="v#boot")
+    assert (await one.shown())["history"] == history
+    assert await one.rows() == 1
+
+
+async def test_one_report_has_successes_repeats_and_failures(api: Door) -> None:
+    first, again, failed, late = [await told(api) for _ in range(4)]
+    await again.note(again.result(1))
+    await late.send_again("v#boot")
+    await first.note(
+        failed.result(1, delivered=False, status_code=503, error="no"),
+        first.result(1),
+        again.result(1),
+        late.result(1),
+    )
+    shown = [await one.shown() for one in (first, again, failed, late)]
+    assert [one["status"] for one in shown] == ["DELIVERED", "DELIVERED", "PENDING", "DELIVERED"]
+    assert [len(one["history"]) for one in shown] == [1] * 4
+    # The last was no longer its newest try.
+    assert await first.rows() == 2
+
+
+@pytest.mark.parametrize("tried_at", [1, LATEST_TIME])
+@pytest.mark.parametrize("status_code", [200, 503])
+async def test_no_try_was_before_its_callback_or_is_yet_to_come(
+    api: Door, tried_at: int, status_code: int
+) -> None:
+    one = await told(api)
+    await one.note(
+        one.result(
+            1, tried_at=tried_at, status_code=status_code, delivered=status_code < 300, latency_ms=9
+        )
+    )
+    shown = await one.shown()
+    now = await value_of(api.database, f"SELECT {api.database.now_ms}")
+    assert shown["createdAt"] <= shown["history"][0]["at"] <= rfc3339(now)
+
+
+@pytest.mark.parametrize("bad", [{"tryNumber": "first"}, {"latencyMs": 2**40}, 7])
+async def test_a_try_that_cannot_be_read_keeps_no_other_from_being_noted(
+    api: Door, bad: Any
+) -> None:
+    good, other = await told(api), await told(api)
+    report = [json.loads(one.result(1).model_dump_json(by_alias=True)) for one in (good, other)]
+    report[1] = report[1] | bad if isinstance(bad, dict) else bad
+    answer = await api.report(tries=report)
+    assert answer["acknowledgedTries"] == [good.delivery_id]
+    shown = [(await one.shown())["status"] for one in (good, other)]
+    assert shown == ["DELIVERED", "PENDING"]
+
+
+@pytest.mark.parametrize("answer", ["what was sent", "", None])
+async def test_an_answer_to_what_was_secret_is_masked(api: Door, answer: str | None) -> None:
+    one = await told(api)
+    await change(api.database, 'UPDATE callback_delivery SET headers = \'{"A":{"sealed":"x"}}\'')
+    await one.note(one.result(1, answer=answer))
+    ((first,), rows) = (await one.shown())["history"], await one.rows()
+    assert (first["answer"], rows) == (answer and "********", 0)
+
+
+async def test_a_success_that_an_older_dispatcher_has_given_a_row_too_is_shown_once(
+    api: Door,
+) -> None:
+    one = await told(api)
+    await one.note(one.result(1))
+    await change(
+        api.database,
+        "INSERT INTO callback_try (job_id, delivery_key, try_number, tried_at, worker_id, "
+        "delivered, latency_ms) SELECT job_id, id, 1, 1, 'w#boot', 1, 0 FROM callback_delivery",
+    )
+    assert len((await one.shown())["history"]) == 1
 
 
 async def test_a_repeated_end_is_given_its_own_callback_not_that_of_the_start(api: Door) -> None:

@@ -114,6 +114,22 @@ async def test_one_unstorable_report_among_good_ones_is_acknowledged_and_fails_i
                 assert (job["status"], job["result"]) == ("SUCCEEDED", {"n": run.job_id})
 
 
+async def test_deep_results_and_large_integers_are_kept_as_they_are(
+    migrated_engine: Engine,
+) -> None:
+    deep: Any = 10**40
+    for _ in range(300):
+        deep = [deep]
+    results = [10**40, -(2**70), deep, 0.1]
+    async with door(migrated_engine) as api:
+        runs = [await running_job(api.database) for _ in results]
+        # Beside the deep one, and without it: they are read by two parsers.
+        await api.report(*[outcome_of(runs[place], results[place]) for place in (0, 3)])
+        await api.report(*[outcome_of(runs[place], results[place]) for place in (1, 2)])
+        jobs = [(await api.client.get(f"/openapi/jobs/{run.job_id}")).json() for run in runs]
+    assert [job["result"] for job in jobs] == results
+
+
 async def test_a_result_of_64_kib_is_kept_whole_and_a_longer_one_fails_its_job(
     migrated_engine: Engine,
 ) -> None:

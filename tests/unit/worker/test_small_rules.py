@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncue import Context, Fail
+from oncue.protocol import DeliveryResult
 from worker.clock import DatabaseClock, boot_seconds
 from worker.cpu import CpuIdle, find_cgroup_limit
 from worker.deliver import read_retry_after
 from worker.execute import TIMED_OUT, cancelled_as
 from worker.handlers.built_in import ToldToFail, echo, fail, sleep
+from worker.outcome import encode_try
 from worker.report import backoff_seconds
 
 NOW = 1_800_000_000.0
@@ -137,3 +140,25 @@ def test_a_run_that_a_dispatcher_stopped_as_overdue_says_so() -> None:
     stopped = cancelled_as("timed_out")
     assert (stopped.status, stopped.code) == (TIMED_OUT.status, TIMED_OUT.code)
     assert "a dispatcher stopped it" in stopped.message
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"delivered": True},
+        {
+            "delivered": False,
+            "gone": True,
+            "status_code": 410,
+            "error": "no \u00e9",
+            "latency_ms": 3,
+            "retry_after_ms": 2000,
+            "not_tried": True,
+            "tried_at": 9,
+            "answer": "\u2028",
+        },
+    ],
+)
+def test_a_try_goes_over_the_wire_with_all_that_its_message_has(told: dict[str, Any]) -> None:
+    result = DeliveryResult(delivery_id="d", try_number=2, **told)
+    assert json.loads(encode_try(result)) == result.model_dump(by_alias=True)
