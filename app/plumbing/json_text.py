@@ -38,7 +38,7 @@ def plain_bytes(value: Any, *, sort_keys: bool = False) -> bytes:
     Raises:
         Unencodable: as there.
     """
-    if _is_written_alike(value, _DEEPEST):
+    if type(value) is str or _is_written_alike(value, _DEEPEST):
         try:
             return orjson.dumps(value, option=_OPTIONS[sort_keys])
         except orjson.JSONEncodeError:
