@@ -176,8 +176,10 @@ class Arrivals:
 
     def stop(self) -> None:
         """Wait no more."""
+        self._stays.clear()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _look_in(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)

@@ -17,6 +17,7 @@ from app.plumbing.json_text import plain_bytes
 from app.plumbing.sealed import Sealer
 
 _OFTEN_THE_SAME: Final = frozenset(("jobHandler", "callbackUrl"))
+"""Fields of short text that most submissions have in common: what their hash is, is kept."""
 _NO_KEYS: Final = Sealer("")
 
 
