@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.access.roles import Role
 from app.lifecycle.audit import Actor, Deed
@@ -13,8 +13,7 @@ OPEN = "(open)"
 EVERYTHING = frozenset(Role)
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who calls: the name of its key, the tenant whose jobs it sees, and from where."""
 
     name: str

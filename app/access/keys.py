@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -16,6 +15,7 @@ from app.access.caller import OPEN, Caller
 from app.access.key_cache import KeyCache
 from app.access.roles import NEEDED, RouteWithoutRole, allowed
 from app.access.tokens import digest_of, is_digest, read_token
+from app.edge.heads import header_of
 from app.edge.problems import Problem
 from app.edge.unasked import refuse_unasked
 from app.ground import Ground
@@ -108,7 +108,7 @@ class Gate:
         try:
             if caller.is_anybody:
                 return not await self._cache.any("caller")
-            token = read_token(bearer(request.headers))
+            token = read_token(key_of(request))
             if caller.key_id is None or token is None:
                 return True  # one of the settings, which hold as long as this process
             key = await self._cache.find(token.prefix)
@@ -117,7 +117,7 @@ class Gate:
         now = int(self._clock.now_ms())
         return (
             key is not None
-            and fits(key, digest_of(bearer(request.headers)), now)
+            and fits(key, digest_of(key_of(request)), now)
             and not has_ended(key, now)
             and not key.tenant_disabled
             and NEEDED[request.scope["route"].name] in allowed(key.roles)
@@ -130,7 +130,7 @@ class Gate:
             Problem: `unauthorized` or `too_many_failures`.
             DatabaseUnavailable: the key is not in memory, and cannot be looked up.
         """
-        given = bearer(request.headers)
+        given = key_of(request)
         address = address_of(request)
         digest = self._refuse_if_many(address, given)
         if self._tokens.knows(digest):
@@ -144,7 +144,7 @@ class Gate:
         return GroupKey(key.worker_group, digest)
 
     async def _identify(self, request: Request) -> Caller:
-        given = bearer(request.headers)
+        given = key_of(request)
         address = address_of(request)
         request_id: str = request.scope.get("request_id", "")
         if not self._configured.is_set and not await self._cache.any("caller"):
@@ -313,12 +313,18 @@ def require_roles(app: FastAPI) -> None:
 
 def address_of(request: Request) -> str:
     """Return the address of the peer; what a proxy says of others is not believed."""
-    return "" if request.client is None else request.client.host
+    peer = request.scope.get("client")
+    return "" if peer is None else str(peer[0])
 
 
-def bearer(headers: Mapping[str, str]) -> str:
+def key_of(request: Request) -> str:
     """Return the key that was sent, or nothing."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return bearer(header_of(request.scope, b"authorization"))
+
+
+def bearer(authorization: str) -> str:
+    """Return the key in a header, or nothing."""
+    scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 

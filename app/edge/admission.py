@@ -12,6 +12,7 @@ import asyncio
 import math
 import random
 import time
+from collections import deque
 from types import TracebackType
 from typing import Final, get_args
 
@@ -19,6 +20,7 @@ import orjson
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.edge.heads import header_of
 from app.edge.pressure import Limits, Pressure, Why
 from app.edge.problems import MEDIA_TYPE, Problem
 from app.edge.requests import request_id_of
@@ -67,6 +69,7 @@ class Admission:
             )
         )
         self.crowd = Crowd(settings.most_requests, metrics)
+        self.arrivals = Arrivals()
         self._loop_lag = metrics.loop_lag
         self._refusals = {why: metrics.refused.labels(why) for why in get_args(Why)}
         self._refused = 0
@@ -80,6 +83,7 @@ class Admission:
     async def stop(self) -> None:
         """Stop measuring."""
         await self._loop.stop()
+        self.arrivals.stop()
 
     def refuses(self, now: float, declared: int) -> bool:
         """Tell whether a body of `declared` bytes is refused by its head now; count it if so."""
@@ -153,6 +157,42 @@ class Crowd:
         self._count -= 1
 
 
+class Arrivals:
+    """Ends, `ARRIVAL_SECONDS` after their heads, that bodies which are not there count.
+
+    One timer serves all of them: nearly every body is there with its head, and a timer of its own
+    would cost more than all else that is counted of it.
+    """
+
+    def __init__(self) -> None:
+        self._stays: deque[tuple[float, Stay]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, stay: Stay, now: float) -> None:
+        """Wait for the body of a submission whose head came now."""
+        self._stays.append((now + ARRIVAL_SECONDS, stay))
+        if self._timer is None:
+            self._look_in(ARRIVAL_SECONDS)
+
+    def stop(self) -> None:
+        """Wait no more."""
+        self._stays.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        stays, now = self._stays, time.monotonic()
+        while stays and stays[0][0] <= now:
+            stays.popleft()[1].expect_no_more()
+        if stays:
+            self._look_in(stays[0][0] - now)
+
+
 class Stay:
     """What one submission counts for, from its head until it is answered.
 
@@ -160,19 +200,27 @@ class Stay:
     length that it declares for a moment, then for nothing until it is there.
     """
 
-    __slots__ = ("_admission", "_bytes", "_is_in", "_job_bytes", "_lapse", "_most_jobs", "_units")
+    __slots__ = (
+        "_admission",
+        "_bytes",
+        "_is_expected",
+        "_is_in",
+        "_job_bytes",
+        "_most_jobs",
+        "_units",
+    )
 
-    def __init__(self, admission: Admission, job_bytes: int, most_jobs: int, declared: int) -> None:
+    def __init__(
+        self, admission: Admission, now: float, job_bytes: int, most_jobs: int, declared: int
+    ) -> None:
         self._admission = admission
         self._job_bytes = job_bytes
         self._most_jobs = most_jobs
         self._bytes = 0
         self._units = self._units_of(declared)
-        self._is_in = False
+        self._is_in, self._is_expected = False, True
         admission.pressure.expect(self._units)
-        self._lapse: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(
-            ARRIVAL_SECONDS, self._expect_no_more
-        )
+        admission.arrivals.expect(self, now)
 
     def take(self, size: int, *, is_last: bool) -> None:
         """Hold a piece of the body; with the last one the submission is let in.
@@ -187,8 +235,8 @@ class Stay:
         self._bytes += size
         if not is_last or self._is_in:
             return
-        if self._lapse is not None:
-            self._expect_no_more()
+        if self._is_expected:
+            self.expect_no_more()
         elif (why := pressure.why_not(now)) is not None:
             # It was let in by its head, but too long ago: others have come since.
             raise self._refusal(now, why, is_last=True)
@@ -206,17 +254,17 @@ class Stay:
         pressure.hold(-self._bytes)
         if self._is_in:
             pressure.leave(time.monotonic(), self._units)
-        elif self._lapse is not None:
-            self._expect_no_more()
+        else:
+            self.expect_no_more()
+
+    def expect_no_more(self) -> None:
+        """Count for nothing until the body is there, if it is not yet."""
+        if self._is_expected:
+            self._is_expected = False
+            self._admission.pressure.expect_no_more(self._units)
 
     def _units_of(self, size: int) -> int:
         return min(max(1, size // self._job_bytes), self._most_jobs)
-
-    def _expect_no_more(self) -> None:
-        if self._lapse is not None:
-            self._lapse.cancel()
-            self._lapse = None
-            self._admission.pressure.expect_no_more(self._units)
 
     def _refusal(self, now: float, why: Why, *, is_last: bool) -> Problem:
         self._admission.note_refusal(now, why)
@@ -254,11 +302,12 @@ class Turnstile:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        declared = self._declared(scope)
-        if self._admission.refuses(time.monotonic(), declared):
+        declared, now = self._declared(scope), time.monotonic()
+        if self._admission.refuses(now, declared):
             await self._refuse(scope, send)
             return
-        scope["stay"] = stay = Stay(self._admission, self._job_bytes, self._most_jobs, declared)
+        stay = Stay(self._admission, now, self._job_bytes, self._most_jobs, declared)
+        scope["stay"] = stay
 
         async def counted() -> Message:
             message = await receive()
@@ -274,18 +323,16 @@ class Turnstile:
 
     def _declared(self, scope: Scope) -> int:
         """Return how long the body says it is; one that says nothing is counted as it comes."""
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                # One that is too long is refused where that is checked.
-                return min(int(value), self._longest) if value.isdigit() else self._longest
-        return 0
+        length = header_of(scope, b"content-length", "0")
+        # One that is too long is refused where that is checked.
+        return min(int(length), self._longest) if length.isdecimal() else self._longest
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = request_id_of(header_of(scope, b"x-request-id"))
         headers = [
             *_HEADERS,
             (b"retry-after", str(self._admission.retry_after()).encode()),
-            (b"x-request-id", request_id_of(given.decode("latin-1")).encode()),
+            (b"x-request-id", request_id.encode()),
         ]
         await send({"type": "http.response.start", "status": OVERLOADED.status, "headers": headers})
         await send({"type": "http.response.body", "body": _BODY})

@@ -8,17 +8,19 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Final
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.edge.heads import header_of
 from app.edge.problems import Problem, problem_response
 
 log = structlog.get_logger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
 
 MAX_BODY_BYTES: Final = 256 * 1024
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -34,6 +36,9 @@ OWN_PAGES: Final = (
 )
 """For the documentation, whose scripts stand in its page: nothing comes from, or goes, elsewhere.
 """
+_PAGE: Final = [(b"content-security-policy", OWN_PAGES.encode())]
+_BARE: Final = [(b"content-security-policy", NOTHING.encode()), (b"cache-control", b"no-store")]
+_OWN_NAMES: Final = frozenset((b"x-request-id", b"content-security-policy", b"cache-control"))
 _ENDING: Final = Problem(
     "not_ready",
     "The process ends, and it is not known whether anything was stored: repeat the same request.",
@@ -80,22 +85,20 @@ class RequestEdge:
         self._limits = limits or {}
         self._waits_for = waits_for
         self._crowd = crowd or nullcontext()
-        self._told_at_the_end = _ToldAtTheEnd(ends)
+        self._ends = ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = request_id_of(headers.get("x-request-id", ""))
+        request_id = request_id_of(header_of(scope, b"x-request-id"))
         scope["request_id"] = request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         path: str = scope["path"]
-        limit = next(
-            (size for start, size in self._limits.items() if path.startswith(start)), MAX_BODY_BYTES
-        )
+        limit = self._limit_of(path)
+        own = [(b"x-request-id", request_id.encode()), *_own_headers(path)]
         status = 0
         started = time.perf_counter()
 
@@ -103,12 +106,7 @@ class RequestEdge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                answered = MutableHeaders(scope=message)
-                answered["X-Request-Id"] = request_id
-                bare = path.startswith(_NEVER_KEPT)
-                answered["Content-Security-Policy"] = NOTHING if bare else OWN_PAGES
-                if bare:
-                    answered["Cache-Control"] = "no-store"
+                message["headers"] = _with_own(message["headers"], own)
             await send(message)
 
         received = 0
@@ -122,13 +120,14 @@ class RequestEdge:
             return message
 
         try:
-            declared = headers.get("content-length", "0")
-            if declared.isdigit() and int(declared) > limit:
-                raise _too_large(limit)
-            if path.startswith(_SERVED_ONCE_STARTED) and (missing := self._waits_for()) is not None:
-                raise Problem("not_ready", f"Repeat the request later: {missing}.")
-            with self._told_at_the_end, self._crowd if path.startswith(_CALLERS) else _ALONE:
-                await self._app(scope, bounded_receive, send_with_id)
+            self._refuse_by_head(scope, path, limit)
+            try:
+                with self._crowd if path.startswith(_CALLERS) else _ALONE:
+                    await self._app(scope, bounded_receive, send_with_id)
+            except asyncio.CancelledError:
+                if self._ends():
+                    raise _ENDING from None
+                raise
         except Problem as problem:
             if status:
                 raise
@@ -145,24 +144,33 @@ class RequestEdge:
                 milliseconds=round((time.perf_counter() - started) * 1000, 1),
             )
 
+    def _refuse_by_head(self, scope: Scope, path: str, limit: int) -> None:
+        declared = header_of(scope, b"content-length", "0")
+        if declared.isdecimal() and int(declared) > limit:
+            raise _too_large(limit)
+        if path.startswith(_SERVED_ONCE_STARTED) and (missing := self._waits_for()) is not None:
+            raise Problem("not_ready", f"Repeat the request later: {missing}.")
 
-class _ToldAtTheEnd:
-    """Makes of a request that is cancelled while the process ends one that is refused."""
+    def _limit_of(self, path: str) -> int:
+        for start, size in self._limits.items():
+            if path.startswith(start):
+                return size
+        return MAX_BODY_BYTES
 
-    def __init__(self, ends: Callable[[], bool]) -> None:
-        self._ends = ends
 
-    def __enter__(self) -> None:
-        pass
+def _own_headers(path: str) -> Headers:
+    """Return what every answer at a path tells besides its id."""
+    return _BARE if path.startswith(_NEVER_KEPT) else _PAGE
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if kind is not None and issubclass(kind, asyncio.CancelledError) and self._ends():
-            raise _ENDING from None
+
+def _with_own(headers: Headers, own: Headers) -> Headers:
+    """Add headers to those of an answer; one that it has already is replaced where it stands."""
+    if _OWN_NAMES.isdisjoint([name for name, _ in headers]):
+        return [*headers, *own]
+    answered = MutableHeaders(raw=[*headers])
+    for name, value in own:
+        answered[name.decode()] = value.decode()
+    return answered.raw
 
 
 def _too_large(limit: int) -> Problem:

@@ -7,12 +7,12 @@ more than to store a job.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from fastapi.routing import RouteContext, iter_route_contexts
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.edge.problems import problem_of, problem_response
 
@@ -40,11 +40,34 @@ class ShortWays(FastAPI):
         await (super().__call__ if way is None else way)(scope, receive, send)
 
 
+class _Route(NamedTuple):
+    """What of a route is asked while it serves a request: the framework looks it up each time."""
+
+    name: str
+    dependant: Any
+    body_field: Any
+    openapi_extra: dict[str, Any] | None
+
+
+class _WholeRequest(Request):
+    """A request whose body is there."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        super().__init__(scope)
+        self._whole = body
+
+    async def body(self) -> bytes:
+        """Return it."""
+        return self._whole
+
+
 class _Endpoint:
     """ASGI: gives the request to a route; what that raises becomes a problem."""
 
     def __init__(self, route: RouteContext) -> None:
-        self._route = route
+        self._route = _Route(
+            str(route.name), route.dependant, route.body_field, route.openapi_extra
+        )
         self._answer: Any = route.endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,13 +75,9 @@ class _Endpoint:
         body = await _read(receive)
         if body is None:
             return
-
-        async def give() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
-
         scope["route"] = self._route
         try:
-            response: Response = await self._answer(Request(scope, give))
+            response: Response = await self._answer(_WholeRequest(scope, body))
         except Exception as error:  # noqa: BLE001 - every error is an answer
             response = problem_response(problem_of(error, scope["path"]))
         await response(scope, receive, send)

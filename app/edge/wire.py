@@ -30,8 +30,9 @@ def printable(value: str) -> str:
     return value
 
 
-def _without_outer_spaces(value: str) -> str:
+def _key(value: str) -> str:
     """MySQL compares text without its trailing spaces: `x` and `x ` would be one key."""
+    printable(value)
     if value != value.strip(" "):
         raise ValueError("must not begin or end with a space")
     return value
@@ -69,7 +70,7 @@ def _http_url(value: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(printable)]
-Key = Annotated[Name, AfterValidator(_without_outer_spaces)]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_key)]
 Moment = Annotated[AwareDatetime, BeforeValidator(_rfc3339), AfterValidator(_sane_year)]
 CallbackUrl = Annotated[
     str, StringConstraints(min_length=1, max_length=2048), AfterValidator(_http_url)

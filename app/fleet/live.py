@@ -75,6 +75,7 @@ class LiveFleet:
         self._clock = ground.clock
         self._nodes: list[Node] = []
         self._handlers: Mapping[str, HandlerOffer] = {}
+        self._egress_lists: list[tuple[Network, ...]] | None = None
         self._schemas: dict[str, Schema] = {}
         self._not_stored: dict[str, float] = {}
         self._read_at = float("-inf")
@@ -103,13 +104,11 @@ class LiveFleet:
     async def egress_lists(self) -> list[tuple[Network, ...]] | None:
         """Return what each live worker that delivers may call besides public addresses.
 
-        None: there is no such worker, or one does not say.
+        None: there is no such worker, or one does not say. It is the same object until the
+        workers are read again.
         """
         await self._refresh()
-        lists = [node.egress_allow for node in self._nodes if node.delivers]
-        if not lists or any(one is None for one in lists):
-            return None
-        return [one for one in lists if one is not None]
+        return self._egress_lists
 
     async def _refresh(self) -> None:
         if time.monotonic() - self._read_at > FRESH_SECONDS:
@@ -126,6 +125,7 @@ class LiveFleet:
         ]
         await self._load({digest for node in nodes for digest in _digests(node)})
         self._nodes, self._handlers = nodes, self._offered(nodes)
+        self._egress_lists = _egress_lists(nodes)
         # A signal that came meanwhile may be about what was not read yet.
         self._read_at = time.monotonic() if signals == self._signals else float("-inf")
 
@@ -175,6 +175,13 @@ class LiveFleet:
         self._signals += 1
         self._read_at = float("-inf")
         self._not_stored.clear()
+
+
+def _egress_lists(nodes: Iterable[Node]) -> list[tuple[Network, ...]] | None:
+    lists = [node.egress_allow for node in nodes if node.delivers]
+    if not lists or any(one is None for one in lists):
+        return None
+    return [one for one in lists if one is not None]
 
 
 def _digests(node: Node) -> set[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import Path, Query, Request, Response
 
+from app.edge.heads import header_of
 from app.edge.paging import MAX_LIMIT
 from app.edge.problems import Problem
 from app.lifecycle.states import TERMINAL_JOBS
@@ -49,8 +51,9 @@ def require_json(request: Request) -> None:
     Raises:
         Problem: `unsupported_media_type`.
     """
-    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
-    if media_type.lower() != "application/json" and not media_type.lower().endswith("+json"):
+    given = header_of(request.scope, b"content-type", "application/json")
+    media_type = given.split(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
         raise Problem("unsupported_media_type", "Send the body as application/json.")
 
 
@@ -62,10 +65,25 @@ def job_headers(job: dict[str, Any]) -> dict[str, str]:
     return headers
 
 
+class _JsonAnswer(Response):
+    """A document whose length and type are its own: nobody gives them among its headers."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, status: int, headers: Mapping[str, str]) -> None:
+        # As the framework would, which looks for these two first, and for other media types.
+        self.status_code = status
+        self.background = None
+        self.body = body
+        self.raw_headers = [
+            (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
+        ]
+        self.raw_headers.append((b"content-length", b"%d" % len(body)))
+        self.raw_headers.append((b"content-type", b"application/json"))
+
+
 def json_answer(
-    document: Any, status: int = 200, headers: dict[str, str] | None = None
+    document: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Answer with a JSON document."""
-    return Response(
-        orjson.dumps(document), status_code=status, media_type="application/json", headers=headers
-    )
+    return _JsonAnswer(orjson.dumps(document), status, headers or {})

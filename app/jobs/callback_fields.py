@@ -6,6 +6,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -35,6 +36,8 @@ from oncue.addresses import (
 )
 
 MAX_HEADERS: Final = 16
+MOST_URLS: Final = 1024
+"""So many are remembered with what is known of their addresses."""
 MAX_HEADERS_BYTES: Final = 4096
 EventWord = Literal["succeeded", "failed", "cancelled", "started", "retrying"]
 DEFAULT_EVENTS: Final = tuple(EVENT_WORDS[status] for status in ENDS)
@@ -175,6 +178,9 @@ class Receivers:
     def __init__(self, fleet: LiveFleet, dresser: Dresser) -> None:
         self._fleet = fleet
         self._dresser = dresser
+        self._lists: Sequence[Sequence[Network]] | None = None
+        self._can_be_called: dict[str, bool] = {}
+        """By URL, as long as the workers' lists are these."""
 
     async def refused(self, tenant_id: int, url: str | None) -> Problem | None:
         """Return the problem of a URL that can never be called for a tenant, else None.
@@ -185,22 +191,27 @@ class Receivers:
         if url is None:
             return None
         try:
-            addresses = spelled_addresses(url)
+            addresses = _not_public(url)
         except NoHost as error:
             return invalid(f"{error}: name a host that can be called", "/callbackUrl")
-        if not addresses or _are_allowed(addresses, ()):
+        if not addresses:
             return None
         try:
-            why = await self._why_not(tenant_id, addresses)
+            why = await self._why_not(tenant_id, url, addresses)
         except DatabaseUnavailable:
             # What needs the database comes next, and tells the caller.
             return None
         return None if why is None else invalid(why, "/callbackUrl")
 
-    async def _why_not(self, tenant_id: int, addresses: Sequence[Address]) -> str | None:
+    async def _why_not(self, tenant_id: int, url: str, addresses: Sequence[Address]) -> str | None:
         """Tell who does not allow any of these, and what to change; None if they may be called."""
         lists = await self._fleet.egress_lists()
-        if not _can_be_called(addresses, lists):
+        if lists is not self._lists or len(self._can_be_called) >= MOST_URLS:
+            self._lists, self._can_be_called = lists, {}
+        allowed = self._can_be_called.get(url)
+        if allowed is None:
+            allowed = self._can_be_called[url] = _can_be_called(addresses, lists)
+        if not allowed:
             return (
                 "this address may not be called; use a public one, or have its network allowed by "
                 "ONCUE_EGRESS_ALLOW of the workers"
@@ -212,6 +223,17 @@ class Receivers:
             "this address may not be called for this tenant; use a public one, or have its network "
             "put on the tenant's own list (PUT /openapi/egress-allow), which narrows the workers'"
         )
+
+
+@lru_cache(maxsize=MOST_URLS)
+def _not_public(url: str) -> tuple[Address, ...]:
+    """Return the addresses that a URL spells, none where one of them may be called by anybody.
+
+    Raises:
+        NoHost: see `spelled_addresses`.
+    """
+    addresses = spelled_addresses(url)
+    return () if _are_allowed(addresses, ()) else addresses
 
 
 def _are_allowed(addresses: Sequence[Address], networks: Sequence[Network]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -31,7 +31,7 @@ from app.lifecycle.requirement import RequirementTooLong, requirement_of
 from app.lifecycle.secret_marks import marks
 from app.lifecycle.term import FIRST, open_partitions
 from app.lifecycle.token import new_token
-from app.plumbing.json_text import Unencodable, plain_json
+from app.plumbing.json_text import Unencodable, plain_bytes
 from app.plumbing.sealed import NoSecretKeys
 from app.plumbing.times import epoch_ms
 
@@ -49,8 +49,7 @@ class QueueKey(NamedTuple):
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """A job whose shape is right. `refusal` holds for a new job; a repeat is answered all the same.
 
     A refused job is looked up by its clientRequestId and never inserted.
@@ -173,8 +172,7 @@ class Checker:
         return [
             one
             if one.unknown_queue is None
-            else replace(
-                one,
+            else one._replace(
                 new=replace(one.new, queue_id=found[one.unknown_queue]),
                 unknown_queue=None,
             )
@@ -229,16 +227,16 @@ def params_text(params: Any) -> str | None:
     if params is None:
         return None
     try:
-        written = plain_json(params)
+        written = plain_bytes(params)
     except Unencodable:
         raise _not_json() from None
-    if (size := len(written.encode())) > MAX_PARAMS_BYTES:
+    if len(written) > MAX_PARAMS_BYTES:
         raise invalid(
-            f"{size} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
+            f"{len(written)} bytes of JSON are more than {MAX_PARAMS_BYTES}; "
             "store the data elsewhere and pass a reference",
             "/params",
         )
-    return written
+    return written.decode()
 
 
 def _not_json() -> Problem:

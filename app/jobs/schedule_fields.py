@@ -35,6 +35,7 @@ OF_ALL: Final = {"start_at": "startAt", "end_at": "endAt", "max_fires": "maxFire
 OF_SCHEDULES: Final = {**OF_CRON, **OF_INTERVALS, **OF_FIXED_TIMES, **OF_ALL}
 ONLY_SCHEDULES: Final = {"cron_expr": "cronExpr", "interval_ms": "intervalMs", **OF_SCHEDULES}
 ONLY_TASKS: Final = {"run_at": "runAt", "delay_ms": "delayMs", "expires_at": "expiresAt"}
+_NAMES: Final = frozenset(ONLY_SCHEDULES)
 COLUMN_OF: Final = {"catch_up_window_ms": "catch_up_ms"}
 """The columns that are not named like their field."""
 
@@ -55,6 +56,8 @@ def schedule_of(
     Raises:
         Problem: `validation_failed` or `cron_invalid`.
     """
+    if request.model_fields_set.isdisjoint(_NAMES):
+        return None, None
     sent = {name: value for name in ONLY_SCHEDULES if (value := getattr(request, name)) is not None}
     if request.cron_expr is None and request.interval_ms is None:
         for name in sent:

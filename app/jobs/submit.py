@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import structlog
 from sqlalchemy import RowMapping
@@ -24,16 +24,14 @@ from app.jobs.callback_fields import Receivers
 from app.jobs.check import Checked, Checker, owner_of
 from app.jobs.digest import differing_fields
 from app.jobs.look import find_job, find_job_or_none
-from app.jobs.views import job_view
+from app.jobs.views import job_view, new_task_view
 from app.lifecycle.moves.claim import Claimed
 from app.lifecycle.moves.submit import (
     Entered,
     NewJob,
     find_by_request,
     insert_jobs,
-    row_of_new_task,
 )
-from app.lifecycle.reads import JobRecord
 from app.plumbing.bus import FIRE, WAKE
 from app.plumbing.database import DatabaseUnavailable
 from app.plumbing.group_commit import GroupCommit, Overloaded
@@ -41,13 +39,12 @@ from app.plumbing.group_commit import GroupCommit, Overloaded
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(NamedTuple):
     """The answer to a submission: the job's document, and whether it is new."""
 
     job: dict[str, Any]
     created: bool
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     """What is left of the tenant's limits."""
 
 
@@ -107,10 +104,11 @@ class Submitter:
             (checked,) = await self.checker.place([checked])
         (checked,), headers = await self.admit(caller, [checked])
         try:
-            return replace(await self.enter(caller, checked), headers=headers)
+            submitted = await self.enter(caller, checked)
         except Problem as problem:
             problem.headers = {**headers, **problem.headers}
             raise
+        return submitted._replace(headers=headers) if headers else submitted
 
     async def admit(
         self, caller: Caller, checked: Sequence[Checked]
@@ -129,7 +127,7 @@ class Submitter:
         left, found = admitted.count, []
         for one in checked:
             if one.refusal is None and (left := left - 1) < 0:
-                found.append(replace(one, refusal=admitted.refusal))
+                found.append(one._replace(refusal=admitted.refusal))
             else:
                 found.append(one)
         return found, admitted.headers
@@ -166,10 +164,10 @@ class Submitter:
         self._metrics.accepted.inc()
         log.debug("job_accepted", job_id=one.id, job_handler=new.job_handler)
         warnings = await self._warnings(new.job_handler)
-        record = JobRecord(row_of_new_task(new, one), (), new.params, {})
         if new.schedule is not None:
             record = await find_job(self._database, caller, one.id)
-        return Submitted(job_view(record, warnings), created=True)
+            return Submitted(job_view(record, warnings), created=True)
+        return Submitted(new_task_view(new, one, warnings), created=True)
 
     async def drained(self) -> None:
         """Return when every accepted submission is committed."""

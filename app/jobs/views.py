@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from sqlalchemy import RowMapping
@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping
 from app.fleet.live import HandlerOffer
 from app.jobs.callback_fields import shown_events, shown_headers
 from app.lifecycle.moves.backfill import WORDS
+from app.lifecycle.moves.submit import Entered, NewJob
 from app.lifecycle.nodes import Node
 from app.lifecycle.reads import JobRecord
 from app.lifecycle.run_logs import KeptLine
@@ -20,6 +21,8 @@ from app.plumbing.json_text import plain_json
 from app.plumbing.sealed import MASK, is_sealed
 from app.plumbing.times import rfc3339
 from app.schedules.decide import is_past_end
+
+_WAITING: Final = JobStatus.WAITING.name
 
 
 def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
@@ -68,6 +71,50 @@ def job_view(record: JobRecord, warnings: Sequence[Mapping[str, str]] = ()) -> d
         "updatedAt": _time(job["updated_at"]),
         "finishedAt": _time(job["finished_at"]),
         "executions": [execution_view(row, record.results) for row in record.executions],
+        "warnings": [dict(warning) for warning in warnings],
+    }
+
+
+def new_task_view(
+    new: NewJob, entered: Entered, warnings: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Show a task that was stored just now, without its row: what `job_view` would show."""
+    created_at = rfc3339(entered.created_at)
+    return {
+        "jobId": entered.id,
+        "clientRequestId": new.client_request_id,
+        "jobName": new.job_name,
+        "jobHandler": new.job_handler,
+        "params": _shown(new.params),
+        "secretParams": bool(new.secret & SECRET_PARAMS),
+        "secretResult": bool(new.secret & SECRET_RESULT),
+        "status": _WAITING,
+        "attempt": 0,
+        "maxRetry": new.max_retry,
+        "retryIntervalSeconds": new.retry_interval_ms / 1000,
+        "retryBackoff": new.retry_backoff,
+        "timeoutMs": new.timeout_ms,
+        "callbackUrl": new.callback_url,
+        "callbackEvents": shown_events(new.callback_events),
+        "callbackHeaders": shown_headers(new.callback_headers),
+        "priority": new.priority,
+        "nextTriggerTime": _time(entered.due_ms),
+        "expiresAt": _time(new.expires_at),
+        "concurrencyKey": new.concurrency_key,
+        "concurrencyLimit": new.concurrency_limit,
+        "rateKey": new.rate_key,
+        "ratePerSecond": new.rate_per_second,
+        "parentId": None,
+        "nominalTime": None,
+        "schedule": None,
+        "result": None,
+        "error": None,
+        "progress": None,
+        "revision": 0,
+        "createdAt": created_at,
+        "updatedAt": created_at,
+        "finishedAt": None,
+        "executions": [],
         "warnings": [dict(warning) for warning in warnings],
     }
 

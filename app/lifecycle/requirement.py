@@ -19,6 +19,8 @@ def requirement_of(labels: Mapping[str, str]) -> str:
     Other labels describe the job and ask nothing. Commas, equal signs
     and spaces are escaped (MySQL compares text without its trailing spaces).
     """
+    if not labels:
+        return ""
     text = ",".join(
         f"{name.removeprefix(PREFIX)}={_escape(value)}"
         for name, value in sorted(labels.items())

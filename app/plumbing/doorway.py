@@ -43,6 +43,7 @@ class Doorway(HttpToolsProtocol):
         self._begun = False
         self._in_head = True
         self._head_bytes = 0
+        self._last_bytes = 0
         self._request = 0
         self._waits_for = 0, True
         self._late: asyncio.TimerHandle | None = None
@@ -64,6 +65,7 @@ class Doorway(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, and wait for what is missing of a request; one that came whole arms no timer."""
+        self._last_bytes = len(data)
         super().data_received(data)
         if not self._begun:
             if self._late is not None:
@@ -90,8 +92,7 @@ class Doorway(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Serve the request, unless its head is too long."""
-        told = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if len(self.headers) > self.most_header_lines or told > self.most_head_bytes:
+        if len(self.headers) > self.most_header_lines or self._is_long():
             self._set_head_refusal()
             raise _Refused
         self._in_head = False
@@ -119,6 +120,13 @@ class Doorway(HttpToolsProtocol):
         self._disarm()
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
         self.transport.close()
+
+    def _is_long(self) -> bool:
+        # It cannot be longer than what has come: nearly never it has to be counted.
+        if self._head_bytes + self._last_bytes <= self.most_head_bytes:
+            return False
+        told = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        return told > self.most_head_bytes
 
     def _set_head_refusal(self) -> None:
         self._refusal = (

@@ -54,8 +54,10 @@ class GroupCommit(Generic[Item, Result]):
             Overloaded: too many items wait.
             Exception: whatever `commit` raised for this item.
         """
-        (result,) = self.enter([item])
-        return await result
+        self._ensure_room()
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._take([(item, future)])
+        return await future
 
     def enter(self, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
         """Let items into one commit, and return the result of each as a future, in order.
@@ -63,21 +65,27 @@ class GroupCommit(Generic[Item, Result]):
         Raises:
             Overloaded: too many items wait; none of these was taken.
         """
-        if self._backlog >= self._backlog_limit:
-            raise Overloaded
+        self._ensure_room()
         loop = asyncio.get_running_loop()
         entries: Entries[Item, Result] = [(item, loop.create_future()) for item in items]
         if entries:
-            self._waiting.append(entries)
-            self._backlog += len(entries)
-            if self._flush is None:
-                self._flush = asyncio.create_task(self._flush_all())
+            self._take(entries)
         return [future for _, future in entries]
 
     async def drained(self) -> None:
         """Return when nothing waits and nothing is in flight."""
         while self._flush is not None:
             await asyncio.wait([self._flush])
+
+    def _ensure_room(self) -> None:
+        if self._backlog >= self._backlog_limit:
+            raise Overloaded
+
+    def _take(self, entries: Entries[Item, Result]) -> None:
+        self._waiting.append(entries)
+        self._backlog += len(entries)
+        if self._flush is None:
+            self._flush = asyncio.create_task(self._flush_all())
 
     async def _flush_all(self) -> None:
         try:

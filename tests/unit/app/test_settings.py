@@ -119,7 +119,7 @@ def test_a_caller_is_known_by_its_key_alone() -> None:
     keys = ApiKeys("one:key-of-one, two:key:of:two")
 
     def name(header: str) -> str | None:
-        given = bearer({"authorization": header})
+        given = bearer(header)
         return keys.name_of(digest_of(given))
 
     assert name("Bearer key-of-one") == "one"

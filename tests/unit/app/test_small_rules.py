@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -18,7 +19,7 @@ from app.jobs.requests import SubmitJob
 from app.lifecycle import tables
 from app.lifecycle.requirement import MAX_LENGTH, RequirementTooLong, meets, requirement_of
 from app.plumbing.database import keep_first
-from app.plumbing.json_text import Unencodable, plain_json
+from app.plumbing.json_text import Unencodable, plain_bytes, plain_json
 from app.plumbing.sealed import Sealer, draw_key
 from app.plumbing.times import epoch_ms, rfc3339
 
@@ -124,6 +125,42 @@ def test_values_of_other_types_are_other_values(one: Any, other: Any) -> None:
 @given(documents)
 def test_json_text_comes_back_exactly(value: Any) -> None:
     assert json.loads(plain_json(value)) == value
+
+
+@given(
+    st.recursive(
+        documents | st.integers(-(2**65), 2**65) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    ),
+    st.booleans(),
+)
+def test_json_text_is_that_of_the_standard_library(value: Any, sort_keys: bool) -> None:
+    """Digests of old requests were made of it."""
+    text = json.dumps(
+        value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":")
+    )
+    assert plain_json(value, sort_keys=sort_keys) == text
+    assert plain_bytes(value, sort_keys=sort_keys) == text.encode()
+
+
+@pytest.mark.parametrize(
+    "value", ["", '\x00\x1f\x7f\x80\u2028\U0001f600\\"/', 2**63 - 1, 2**63, 1e16, -0.0]
+)
+@pytest.mark.parametrize("levels", [0, 19, 20, 21, 22, 199, 300])
+def test_json_text_is_the_same_however_deep(value: Any, levels: int) -> None:
+    for _ in range(levels):
+        value = {"b": [value], "a": 1}
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    assert plain_json(value, sort_keys=True) == text
+
+
+@pytest.mark.parametrize("name", ["jobHandler", "callbackUrl", "params"])
+@given(value=documents)
+def test_a_digest_is_of_the_sorted_text_of_each_field(name: str, value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert json.loads(request_digest({name: value})) == ({} if value is None else {name: digest})
 
 
 @pytest.mark.parametrize(
