@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from worker.egress import Egress, EgressFailed, EgressRefused
 
@@ -47,29 +45,17 @@ async def listener() -> AsyncIterator[Listener]:
         second.close()
 
 
-class Liar(AbstractResolver):
+class Liar:
     """A resolver that gives other addresses each time it is asked."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
         self.asked = 0
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str) -> list[str]:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
         self.asked += 1
-        return [
-            ResolveResult(
-                hostname=host,
-                host=one,
-                port=port,
-                family=socket.AF_INET6 if ":" in one else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for one in answer
-        ]
+        return answer
 
     async def close(self) -> None:
         pass
