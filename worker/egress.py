@@ -256,6 +256,8 @@ class Egress:
             EgressFailed: none takes a connection.
             TimeoutError: the time was over.
         """
+        if self._closing:
+            raise EgressFailed("no connection")
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(deadline):
             addresses = await self._addresses(origin.host, allowed)

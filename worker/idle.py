@@ -38,7 +38,7 @@ class IdleConnections:
         self._waiting[connection] = origin, loop.time()
         self._by_origin.setdefault(origin, []).append(connection)
         if len(self._waiting) > MOST_IDLE:
-            next(iter(self._waiting)).abort()
+            self._end(next(iter(self._waiting)))
         if self._sweeper is None:
             self._sweeper = loop.call_later(IDLE_SECONDS, self._sweep)
 
@@ -48,10 +48,10 @@ class IdleConnections:
         while found := self._by_origin.get(origin):
             connection = found[-1]
             _, since = self._waiting[connection]
-            self.drop(connection)
             if connection.usable and since > oldest:
+                self.drop(connection)
                 return connection
-            connection.abort()
+            self._end(connection)
         return None
 
     def drop(self, connection: Connection) -> None:
@@ -70,8 +70,7 @@ class IdleConnections:
             self._sweeper.cancel()
             self._sweeper = None
         for connection in list(self._waiting):
-            self.drop(connection)
-            connection.abort()
+            self._end(connection)
 
     def _sweep(self) -> None:
         """End those whose time is over, and come back for the next."""
@@ -82,5 +81,8 @@ class IdleConnections:
             if left > 0:
                 self._sweeper = loop.call_later(left, self._sweep)
                 return
-            self.drop(connection)
-            connection.abort()
+            self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        self.drop(connection)
+        connection.abort()
