@@ -63,6 +63,7 @@ async def serving(talk: Talk, host: str = "127.0.0.1", **more: Any) -> AsyncIter
     server.close()
     for writer in writers:
         writer.transport.abort()
+    await until_async(lambda: site.ended == site.connections)
 
 
 async def read_request(reader: StreamReader) -> bytes:

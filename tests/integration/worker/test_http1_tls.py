@@ -67,6 +67,8 @@ class Receiver:
     def __init__(self) -> None:
         self.port = 0
         self.connections = 0
+        self.ended = 0
+        self.writers: list[StreamWriter] = []
         self.closes = False
         self.falls_silent = False
         self.names: list[str | None] = []
@@ -77,6 +79,7 @@ class Receiver:
 
     async def answer(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         self.protocols.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
         try:
             while True:
@@ -89,6 +92,7 @@ class Receiver:
         except (asyncio.IncompleteReadError, OSError):
             pass
         writer.close()
+        self.ended += 1
 
 
 @pytest.fixture
@@ -102,6 +106,9 @@ async def receiver(certificate: Path) -> AsyncIterator[Receiver]:
     found.port = server.sockets[0].getsockname()[1]
     yield found
     server.close()
+    for writer in found.writers:
+        writer.transport.abort()
+    await until_async(lambda: found.ended == found.connections)
 
 
 @asynccontextmanager
