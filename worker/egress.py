@@ -289,11 +289,14 @@ class Egress:
         # The last point before a connection is opened.
         check_host(address, allowed)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        host, _, zone = address.replace("%25", "%").partition("%")
+        place = (host, origin.port)
         connection = Connection(self._opened, self._lost)
         to = socket.socket(family, socket.SOCK_STREAM)
         try:
             to.setblocking(False)
-            await loop.sock_connect(to, (address, origin.port))
+            # A zone in the text of an address would make the loop look it up as a name.
+            await loop.sock_connect(to, (*place, 0, socket.if_nametoindex(zone)) if zone else place)
             await loop.create_connection(
                 lambda: connection,
                 sock=to,

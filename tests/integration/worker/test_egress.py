@@ -182,6 +182,14 @@ async def test_an_allowed_network_is_reached_and_the_answer_cut(listener: Listen
     assert listener.connections == 1
 
 
+async def test_a_zone_of_an_address_is_a_zone_and_no_name(listener: Listener) -> None:
+    async with Egress([network("::1/128")]) as egress:
+        assert await call(egress, f"http://[::1%25lo]:{listener.port}/") == 200
+        with pytest.raises(EgressFailed, match="no connection"):
+            await call(egress, f"http://[::1%25x.example]:{listener.port}/")
+    assert listener.connections == 1
+
+
 async def test_a_dead_end_is_a_failure_and_not_a_refusal() -> None:
     async with Egress([network("127.0.0.0/8")]) as egress:
         with pytest.raises(EgressFailed, match="no connection"):
