@@ -50,6 +50,8 @@ NO_ANSWER_LATELY: Final = "not tried: its host gave no answer lately"
 NO_ROOM: Final = "not tried: the worker holds as many as it may"
 UNDER_WAY: Final = "not tried: an earlier try is not on record yet"
 
+USER_AGENT: Final = f"oncue/{__version__}"
+
 log = structlog.get_logger(__name__)
 
 
@@ -395,7 +397,7 @@ class Deliverer:
                     **delivery.headers,
                     **headers,
                     "content-type": "application/json",
-                    "user-agent": f"oncue/{__version__}",
+                    "user-agent": USER_AGENT,
                 },
                 body=body,
                 timeout_seconds=self._limits.try_seconds,
@@ -409,8 +411,7 @@ class Deliverer:
         except Exception as error:
             log.exception("a callback could not be tried", delivery_id=delivery.delivery_id)
             return failed(f"the try failed ({type(error).__name__})"), False
-        result = self._judge(delivery, reply, _since(began))
-        return result.model_copy(update={"tried_at": tried_at}), True
+        return self._judge(delivery, reply, _since(began), tried_at), True
 
     def _signing(self, delivery: Delivery) -> list[str]:
         """The secrets that sign a delivery: those it came with, else this worker's own."""
@@ -418,7 +419,9 @@ class Deliverer:
             return list(self._secrets)
         return [one for named in delivery.signing for one in ([named] if named else self._secrets)]
 
-    def _judge(self, delivery: Delivery, reply: EgressReply, latency_ms: int) -> DeliveryResult:
+    def _judge(
+        self, delivery: Delivery, reply: EgressReply, latency_ms: int, tried_at: int
+    ) -> DeliveryResult:
         delivered = 200 <= reply.status < 300
         return DeliveryResult(
             delivery_id=delivery.delivery_id,
@@ -429,6 +432,7 @@ class Deliverer:
             error=None if delivered else f"the receiver answered {reply.status}",
             latency_ms=latency_ms,
             retry_after_ms=read_retry_after(reply.status, reply.headers, self._now()),
+            tried_at=tried_at,
             answer=reply.body.decode("utf-8", "replace").replace("\0", "\ufffd") or None,
         )
 

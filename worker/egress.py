@@ -8,33 +8,29 @@ an address nor a resolver that changes its mind reaches an inner host.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import ipaddress
 import socket
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+import ssl
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from types import TracebackType
-from typing import Any, Final
+from typing import Final, Protocol
 
-import aiohttp
-from aiohttp import StreamReader
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from oncue.addresses import Network, NoHost, is_allowed, narrowed, read_host, spelled_addresses
+from worker.http1 import Answer, BrokeOff, Connection, Request, ServerDisconnected
+from worker.idle import IdleConnections, Origin
 
 REFUSAL: Final = "egress_refused: this address may not be called"
 
 RESOLVER_THREADS: Final = 512
 """Twice what calls of hosts that do not answer may be under way: a lookup outlives its call."""
-MOST_INTERIM_ANSWERS: Final = 16
-"""So many at once, and one more for each second: a long call may be kept alive by them."""
+EgressReply = Answer
+"""An answer, its body cut to the cap; `broken` when the connection ended within the body."""
 
 
 class EgressRefused(Exception):
@@ -48,53 +44,40 @@ class EgressFailed(Exception):
     """No answer came; the message names the kind of failure and no inner detail."""
 
 
-class _RefusedAddress(OSError):
-    """Carries a refusal through aiohttp, which passes on only OSError."""
-
-
 RUN_NETWORKS: ContextVar[list[str] | None] = ContextVar("run_networks", default=None)
 """What the run at hand may call besides public addresses, by its tenant's word. None: nothing said.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class EgressReply:
-    """An answer, its body cut to the cap; `broken` when the connection ended within the body."""
+class Target:
+    """Where a URL leads: what is connected to, and what the request names."""
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    truncated: bool
-    broken: bool
+    origin: Origin
+    authority: str
+    path: str
 
-
-class _Answers(ResponseHandler):
-    """A connection that ends when interim answers (1xx) come without end.
-
-    The client reads over them for as long as the call may take, which would keep the event loop
-    busy.
-    """
-
-    _interim = 0
-    _asked_at = 0.0
-
-    def set_response_params(self, **given: Any) -> None:
-        """Begin to read an answer."""
-        self._interim, self._asked_at = 0, time.monotonic()
-        super().set_response_params(**given)
-
-    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Pass on the head of an answer."""
-        if 100 <= data[0].code < 200:
-            self._interim += 1
-        if self._interim <= MOST_INTERIM_ANSWERS + (time.monotonic() - self._asked_at):
-            super().feed_data(data, size)
-        else:
-            self.close()
-            self.set_exception(aiohttp.ClientPayloadError("too many interim answers"))
+    @property
+    def host(self) -> str:
+        """The name or address to call, as it was encoded."""
+        return self.origin.host
 
 
-class SystemResolver(AbstractResolver):
+class Resolver(Protocol):
+    """Finds the addresses of a name."""
+
+    async def resolve(self, host: str) -> Sequence[str]:
+        """Return every address of `host`.
+
+        Raises:
+            OSError: there is none.
+        """
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+
+
+class SystemResolver:
     """The system's own resolver, asked once for all addresses of a name.
 
     It has many threads of its own: names whose servers do not answer must not delay others.
@@ -103,73 +86,73 @@ class SystemResolver(AbstractResolver):
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="oncue-resolve")
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return every address of `host`."""
+    async def resolve(self, host: str) -> Sequence[str]:
+        """Return every address of `host`.
+
+        Raises:
+            OSError: there is none.
+        """
         infos = await asyncio.get_running_loop().run_in_executor(
-            self._threads, socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
+            self._threads, socket.getaddrinfo, host, None, socket.AF_UNSPEC, socket.SOCK_STREAM
         )
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(sockaddr[0]),
-                port=int(sockaddr[1]),
-                family=info_family,
-                proto=proto,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for info_family, _, proto, _, sockaddr in infos
-        ]
+        return [str(sockaddr[0]) for _, _, _, _, sockaddr in infos]
 
     async def close(self) -> None:
         """Let the threads go; a lookup that hangs is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class GuardedResolver(AbstractResolver):
+class GuardedResolver:
     """Refuses a name when any one of its addresses is forbidden."""
 
-    def __init__(self, inner: AbstractResolver, allowed: Sequence[Network]) -> None:
+    def __init__(self, inner: Resolver, allowed: Sequence[Network]) -> None:
         self._inner = inner
         self._allowed = allowed
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return the addresses of `host`, all of them checked."""
-        results = await self._inner.resolve(host, port, family)
-        for result in results:
-            check_host(result["host"], self._allowed)
-        return results
+    async def resolve(self, host: str) -> Sequence[str]:
+        """Return the addresses of `host`, all of them checked.
 
-    async def close(self) -> None:
-        """Leave the inner resolver open: others use it."""
+        Raises:
+            EgressRefused: one of them may not be called.
+            OSError: there is none.
+        """
+        addresses = await self._inner.resolve(host)
+        for address in addresses:
+            check_host(address, self._allowed)
+        return addresses
 
 
 def check_host(host: str, allowed: Sequence[Network]) -> None:
     """Return only if `host` is the text of an allowed address.
 
     Raises:
-        OSError: it is not.
+        EgressRefused: it is not.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        raise _RefusedAddress(REFUSAL) from None
+        raise EgressRefused from None
     if not is_allowed(address, allowed):
-        raise _RefusedAddress(REFUSAL)
+        raise EgressRefused
 
 
 class Egress:
     """Calls outside addresses: checked, without redirects, proxies or cookies, within caps."""
 
     def __init__(
-        self, allowed: Sequence[Network] = (), *, resolver: AbstractResolver | None = None
+        self,
+        allowed: Sequence[Network] = (),
+        *,
+        resolver: Resolver | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._allowed = tuple(allowed)
         self._resolver = resolver or SystemResolver()
-        self._session = _open_session(self._resolver, self._allowed, keep=True)
+        self._tls = tls or _verified_tls()
+        self._idle = IdleConnections()
+        self._open: set[Connection] = set()
+        self._closing = False
+        self._none_open = asyncio.Event()
 
     @property
     def allowed(self) -> tuple[Network, ...]:
@@ -210,83 +193,141 @@ class Egress:
             EgressFailed: no answer came.
         """
         target = parse_target(url)
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
         try:
-            async with (
-                self._session_for(within) as session,
-                session.request(
-                    method,
-                    target,
-                    headers={"accept-encoding": "identity", **headers},
-                    data=body,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-                ) as response,
-            ):
-                reply = await _read(response, most_bytes)
-                if reply.truncated or reply.broken:
-                    response.close()
-                return reply
-        except aiohttp.InvalidURL:
-            raise EgressRefused from None
-        except TimeoutError:
-            raise EgressFailed("no answer in time") from None
-        except aiohttp.ClientConnectorDNSError as error:
-            _raise_refusal(error)
-            raise EgressFailed("the host name cannot be resolved") from None
-        except aiohttp.ClientSSLError:
-            raise EgressFailed("the connection is not trusted or TLS failed") from None
-        except aiohttp.ClientConnectorError as error:
-            _raise_refusal(error)
-            raise EgressFailed("no connection") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise EgressFailed(f"the exchange broke off ({type(error).__name__})") from None
+            request = Request(
+                method,
+                target.path,
+                target.authority,
+                headers,
+                body,
+                most_bytes=most_bytes,
+                keep=within is None,
+            )
         except ValueError:
             raise EgressFailed("the request cannot be sent") from None
+        try:
+            if within is not None:
+                allowed = narrowed(self._allowed, within)
+                connection = await self._connect(target.origin, allowed, deadline)
+                return await connection.exchange(request, deadline)
+            return await self._send(target.origin, request, deadline)
+        except TimeoutError:
+            raise EgressFailed("no answer in time") from None
+        except BrokeOff as error:
+            raise EgressFailed(f"the exchange broke off ({type(error).__name__})") from None
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._session.close()
+        """Close the connections, those in use too."""
+        self._closing = True
+        self._idle.close()
+        self._none_open.clear()
+        for connection in list(self._open):
+            connection.abort()
+        if self._open:
+            await self._none_open.wait()
         await self._resolver.close()
 
-    @contextlib.asynccontextmanager
-    async def _session_for(
-        self, within: Sequence[Network] | None
-    ) -> AsyncIterator[aiohttp.ClientSession]:
-        if within is None:
-            yield self._session
-            return
-        allowed = narrowed(self._allowed, within)
-        async with _open_session(self._resolver, allowed, keep=False) as session:
-            yield session
+    async def _send(self, origin: Origin, request: Request, deadline: float) -> Answer:
+        """Send by an idle connection, if there is one, and keep the connection afterwards."""
+        connection = self._idle.take(origin)
+        answer = None
+        if connection is not None:
+            try:
+                answer = await connection.exchange(request, deadline)
+            except ServerDisconnected:
+                # It was closed while it was idle, most likely. What may be done twice is.
+                if connection.has_answered or not request.is_idempotent:
+                    raise
+        if connection is None or answer is None:
+            connection = await self._connect(origin, self._allowed, deadline)
+            answer = await connection.exchange(request, deadline)
+        if connection.usable:
+            self._idle.put(origin, connection)
+        return answer
+
+    async def _connect(
+        self, origin: Origin, allowed: Sequence[Network], deadline: float
+    ) -> Connection:
+        """Open a connection to the first address that takes one.
+
+        Raises:
+            EgressRefused: one of the addresses may not be called.
+            EgressFailed: none takes a connection.
+            TimeoutError: the time was over.
+        """
+        if self._closing:
+            raise EgressFailed("no connection")
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout_at(deadline):
+            addresses = await self._addresses(origin.host, allowed)
+            failure = "the host name cannot be resolved"
+            for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+                # One that says nothing leaves time for the others.
+                share = (deadline - loop.time()) / left
+                try:
+                    async with asyncio.timeout(share if left > 1 else None):
+                        return await self._open_to(address, origin, allowed)
+                except ssl.SSLError:
+                    failure = "the connection is not trusted or TLS failed"
+                except OSError:
+                    failure = "no connection"
+            raise EgressFailed(failure)
+
+    async def _addresses(self, host: str, allowed: Sequence[Network]) -> Sequence[str]:
+        if _is_address(host):
+            return [host]
+        try:
+            return await GuardedResolver(self._resolver, allowed).resolve(host)
+        except (OSError, UnicodeError):
+            raise EgressFailed("the host name cannot be resolved") from None
+
+    async def _open_to(
+        self, address: str, origin: Origin, allowed: Sequence[Network]
+    ) -> Connection:
+        loop = asyncio.get_running_loop()
+        # The last point before a connection is opened.
+        check_host(address, allowed)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        host, _, zone = address.replace("%25", "%").partition("%")
+        place = (host, origin.port)
+        connection = Connection(self._opened, self._lost)
+        to = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            to.setblocking(False)
+            # A zone in the text of an address would make the loop look it up as a name.
+            await loop.sock_connect(to, (*place, 0, socket.if_nametoindex(zone)) if zone else place)
+            await loop.create_connection(
+                lambda: connection,
+                sock=to,
+                ssl=self._tls if origin.tls else None,
+                # Certificates name hosts without the dot of a full name.
+                server_hostname=origin.host.rstrip(".") if origin.tls else None,
+            )
+        except BaseException:
+            connection.abort()
+            to.close()
+            raise
+        return connection
+
+    def _opened(self, connection: Connection) -> None:
+        self._open.add(connection)
+        if self._closing:
+            connection.abort()
+
+    def _lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.drop(connection)
+        if not self._open:
+            self._none_open.set()
 
 
-def _open_session(
-    resolver: AbstractResolver, allowed: tuple[Network, ...], *, keep: bool
-) -> aiohttp.ClientSession:
-    def open_socket(info: Any) -> socket.socket:
-        """Make the socket for one address: the last point before a connection is opened."""
-        family, kind, protocol, _, sockaddr = info
-        check_host(str(sockaddr[0]), allowed)
-        return socket.socket(family, kind, protocol)
-
-    kept: dict[str, Any] = {"keepalive_timeout": 15} if keep else {"force_close": True}
-    connector = aiohttp.TCPConnector(
-        resolver=GuardedResolver(resolver, allowed),
-        socket_factory=open_socket,
-        use_dns_cache=False,
-        happy_eyeballs_delay=None,
-        limit=0,
-        **kept,
-    )
-    # There is no other way to bound what precedes an answer.
-    answers = functools.partial(_Answers, loop=asyncio.get_running_loop())
-    connector._factory = answers  # type: ignore[assignment]  # noqa: SLF001 - a subclass
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        auto_decompress=False,
-    )
+@cache
+def _verified_tls() -> ssl.SSLContext:
+    """What the system trusts; it takes a while to read, and is the same for all."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def read_networks(texts: Sequence[str] | None) -> list[Network] | None:
@@ -294,11 +335,12 @@ def read_networks(texts: Sequence[str] | None) -> list[Network] | None:
     return None if texts is None else [ipaddress.ip_network(text) for text in texts]
 
 
-def parse_target(url: str) -> URL:
+@lru_cache(maxsize=1024)
+def parse_target(url: str) -> Target:
     """Read a URL that names a host by http or https, without user and password.
 
     A host that is neither an address nor a name is refused as an inner one is: nobody would answer,
-    however often it is tried.
+    however often it is tried. What is kept is how the URL reads, never where its name leads.
 
     Raises:
         EgressRefused: it does not.
@@ -306,37 +348,29 @@ def parse_target(url: str) -> URL:
     if not url.isprintable() or " " in url or "\\" in url:
         raise EgressRefused
     try:
-        target = URL(url)
-        usable = target.scheme in ("http", "https") and target.host and target.port
+        read = URL(url)
+        host, port = read.raw_host, read.port
     except ValueError:
         raise EgressRefused from None
-    if not usable or target.raw_user is not None or target.raw_password is not None:
+    if read.scheme not in ("http", "https") or not host or not port:
+        raise EgressRefused
+    if read.raw_user is not None or read.raw_password is not None:
         raise EgressRefused
     try:
         spelled_addresses(url)
-        # What is resolved is the name as it was encoded.
-        if ":" not in (target.raw_host or ""):
-            read_host(target.raw_host or "")
+        # What is resolved is the name as it was encoded; `localhost` is one, and has two addresses.
+        spelled = () if ":" in host else read_host(host)
     except NoHost:
         raise EgressRefused from None
-    return target
+    if len(spelled) == 1:
+        host = str(spelled[0])
+    origin = Origin(read.scheme == "https", host, port)
+    return Target(origin, read.host_port_subcomponent or "", read.raw_path_qs)
 
 
-async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> EgressReply:
-    """Read up to the cap; a status that has arrived counts even if the body never ends."""
-    parts: list[bytes] = []
-    left, broken = most_bytes, False
+def _is_address(host: str) -> bool:
     try:
-        async for part in response.content.iter_any():
-            parts.append(part[:left])
-            left -= len(part)
-            if left < 0:
-                break
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        broken = True
-    return EgressReply(response.status, response.headers, b"".join(parts), left < 0, broken)
-
-
-def _raise_refusal(error: aiohttp.ClientConnectorError) -> None:
-    if isinstance(error.os_error, _RefusedAddress):
-        raise EgressRefused from None
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+import uvloop
 
 from tests.integration.worker import handlers_under_test
 from tests.integration.worker.rig import HANDLERS, FakeDispatcher
@@ -25,6 +27,18 @@ from worker.settings import WorkerSettings
 OpenWorker = Callable[..., AbstractAsyncContextManager[Parts]]
 StartWorker = Callable[..., Any]
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+BY_BOTH_LOOPS = ("test_egress", "test_http1", "test_http1_tls")
+"""Files about transports, which are not the same in a worker's loop and in Python's own."""
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tell by which event loops a test is run."""
+    own = {"asyncio": asyncio.new_event_loop}
+    return {**own, "uvloop": uvloop.new_event_loop} if item.path.stem in BY_BOTH_LOOPS else own
 
 
 @pytest.fixture(autouse=True)

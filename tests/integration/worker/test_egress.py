@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from worker.egress import Egress, EgressFailed, EgressRefused
 
@@ -47,29 +45,17 @@ async def listener() -> AsyncIterator[Listener]:
         second.close()
 
 
-class Liar(AbstractResolver):
+class Liar:
     """A resolver that gives other addresses each time it is asked."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
         self.asked = 0
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str) -> list[str]:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
         self.asked += 1
-        return [
-            ResolveResult(
-                hostname=host,
-                host=one,
-                port=port,
-                family=socket.AF_INET6 if ":" in one else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for one in answer
-        ]
+        return answer
 
     async def close(self) -> None:
         pass
@@ -193,6 +179,14 @@ async def test_proxies_of_the_environment_are_not_used(
 async def test_an_allowed_network_is_reached_and_the_answer_cut(listener: Listener) -> None:
     async with Egress([network("127.0.0.0/8")]) as egress:
         assert await call(egress, f"http://127.0.0.1:{listener.port}/") == 200
+    assert listener.connections == 1
+
+
+async def test_a_zone_of_an_address_is_a_zone_and_no_name(listener: Listener) -> None:
+    async with Egress([network("::1/128")]) as egress:
+        assert await call(egress, f"http://[::1%25lo]:{listener.port}/") == 200
+        with pytest.raises(EgressFailed, match="no connection"):
+            await call(egress, f"http://[::1%25x.example]:{listener.port}/")
     assert listener.connections == 1
 
 
