@@ -40,7 +40,7 @@ class BenchServers(Servers):
     @functools.cached_property
     def mariadb(self) -> PrivateMariaDB:
         """The MariaDB; every commit is flushed."""
-        return self._start(PrivateMariaDB(*self._flags))
+        return self._start(PrivateMariaDB(*self._flags, driver="asyncmy"))
 
 
 @contextlib.contextmanager

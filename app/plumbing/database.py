@@ -335,11 +335,8 @@ def _mysql_engine(
     isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"],
     idle_on_mysql: int,
 ) -> AsyncEngine:
-    bounded: dict[str, Any] = {}
-    if url.get_driver_name() == "aiomysql":
-        from app.plumbing.mysql import BoundedConnection  # noqa: PLC0415 - SQLite needs none of it
+    from app.plumbing.mysql import BY_DRIVER  # noqa: PLC0415 - SQLite needs none of it
 
-        bounded = {"async_creator_fn": BoundedConnection.open, "answer_seconds": answer_seconds}
     engine = create_async_engine(
         url.update_query_dict({"charset": "utf8mb4"}),
         pool_size=pool_size,
@@ -355,7 +352,8 @@ def _mysql_engine(
         # What commits by itself has nothing to roll back: that would be a round trip a read.
         skip_autocommit_rollback=True,
         connect_args={
-            **bounded,
+            "async_creator_fn": BY_DRIVER[url.get_driver_name()],
+            "answer_seconds": answer_seconds,
             "connect_timeout": 5,
             # Strict mode refuses what it would otherwise cut; the short idle time frees the
             # row locks of a vanished process.

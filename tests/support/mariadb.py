@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pymysql
 
@@ -24,6 +24,10 @@ def _program(*names: str) -> str | None:
     return next((found for name in names if (found := shutil.which(name, path=path))), None)
 
 
+DRIVER: Final = os.environ.get("ONCUE_TEST_MYSQL_DRIVER", "aiomysql")
+"""By which driver of Python the platform is tested."""
+
+
 class PrivateMariaDB:
     """A MariaDB server for tests; commits are flushed, as P1 needs, and its zone is not UTC.
 
@@ -32,7 +36,8 @@ class PrivateMariaDB:
     server loses nothing either way.
     """
 
-    def __init__(self, *flags: str, in_memory: bool = False) -> None:
+    def __init__(self, *flags: str, in_memory: bool = False, driver: str = DRIVER) -> None:
+        self.driver = driver
         self.port = free_port()
         self.directory = GUARDIAN.temporary_directory(in_memory=in_memory)
         unflushed = in_memory and not self.directory.is_relative_to(MEMORY)
@@ -121,7 +126,7 @@ class PrivateMariaDB:
         self.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
         self.execute(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY '{name}'")
         self.execute(f"GRANT ALL PRIVILEGES ON {name}.* TO {name}@'127.0.0.1'")
-        return f"mysql+aiomysql://{name}:{name}@127.0.0.1:{self.port}/{name}"
+        return f"mysql+{self.driver}://{name}:{name}@127.0.0.1:{self.port}/{name}"
 
     def drop_database(self, url: str) -> None:
         """Remove what `create_database` made, whoever is still connected to it."""
