@@ -35,7 +35,10 @@ class Settings(BaseSettings):
 
     database_url: str = Field(
         "sqlite+aiosqlite:///.oncue/oncue.db",
-        description="mysql+aiomysql://user:password@host/name or sqlite+aiosqlite:///PATH",
+        description=(
+            "mysql+aiomysql://user:password@host/name, mysql+asyncmy://... for somewhat less "
+            "processor time, or sqlite+aiosqlite:///PATH"
+        ),
     )
     database_seconds: float = Field(
         10.0,
@@ -213,7 +216,9 @@ class Settings(BaseSettings):
     @classmethod
     def _known_database(cls, value: str) -> str:
         if not value.startswith(DATABASE_SCHEMES):
-            raise ValueError("use mysql+aiomysql://... or sqlite+aiosqlite:///PATH")
+            raise ValueError(
+                "use mysql+aiomysql://..., mysql+asyncmy://... or sqlite+aiosqlite:///PATH"
+            )
         return value
 
     @field_validator("callback_schedule_seconds")

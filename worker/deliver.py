@@ -294,6 +294,8 @@ class Deliverer:
         )
 
     def _return_waiting(self, host: _Host) -> None:
+        if not host.waiting:
+            return
         pause_ms = round(host.breaker.wait_seconds(_now()) * 1000)
         while host.waiting and pause_ms:
             self._count_waiting(host, -1)

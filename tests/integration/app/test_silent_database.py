@@ -10,7 +10,7 @@ from typing import cast
 
 import httpx
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import QueuePool
 
@@ -36,10 +36,17 @@ def frozen(engine: Engine) -> Iterator[None]:
         engine.servers.mariadb.thaw()
 
 
+@pytest.fixture(params=["aiomysql", "asyncmy"])
+def driver(request: pytest.FixtureRequest) -> str:
+    """Each of the drivers that may be named in a URL."""
+    return str(request.param)
+
+
 @asynccontextmanager
-async def impatient(engine: Engine) -> AsyncIterator[Database]:
+async def impatient(engine: Engine, driver: str) -> AsyncIterator[Database]:
     """Open the engine's database; it is away when it says nothing for a second."""
-    database = Database(engine.database_url, answer_seconds=1)
+    url = make_url(engine.database_url).set(drivername=f"mysql+{driver}")
+    database = Database(url.render_as_string(hide_password=False), answer_seconds=1)
     try:
         yield database
     finally:
@@ -77,7 +84,7 @@ async def answers(database: Database) -> bool:
 
 
 async def test_a_server_that_says_nothing_is_away_for_all_and_comes_back(
-    mariadb_engine: Engine,
+    mariadb_engine: Engine, driver: str
 ) -> None:
     migrated(mariadb_engine)
     writing, go_on = asyncio.Event(), asyncio.Event()
@@ -87,7 +94,7 @@ async def test_a_server_that_says_nothing_is_away_for_all_and_comes_back(
         writing.set()
         await go_on.wait()
 
-    async with impatient(mariadb_engine) as database:
+    async with impatient(mariadb_engine, driver) as database:
         await asyncio.gather(*(database.now() for _ in range(4)))
         # Its commit is what gets no answer.
         caught = asyncio.create_task(database.write(stop_half_way))
@@ -108,7 +115,9 @@ async def test_a_server_that_says_nothing_is_away_for_all_and_comes_back(
         assert await value_of(database, "SELECT term FROM dispatch_term") in (1, 2)
 
 
-async def test_a_statement_that_takes_its_time_is_not_cut(mariadb_engine: Engine) -> None:
+async def test_a_statement_that_takes_its_time_is_not_cut(
+    mariadb_engine: Engine, driver: str
+) -> None:
     """Slow is each answer, not the transaction."""
     migrated(mariadb_engine)
 
@@ -117,14 +126,14 @@ async def test_a_statement_that_takes_its_time_is_not_cut(mariadb_engine: Engine
             await connection.execute(text("SELECT SLEEP(0.4)"))
         await add(connection)
 
-    async with impatient(mariadb_engine) as database:
+    async with impatient(mariadb_engine, driver) as database:
         await database.write(slow)
         assert await value_of(database, "SELECT term FROM dispatch_term") == 1
 
 
-async def test_a_greeting_that_does_not_come_is_waited_for_as_any_answer() -> None:
+async def test_a_greeting_that_does_not_come_is_waited_for_as_any_answer(driver: str) -> None:
     async with silent_server() as port:
-        database = Database(f"mysql+aiomysql://u:p@127.0.0.1:{port}/x", answer_seconds=1)
+        database = Database(f"mysql+{driver}://u:p@127.0.0.1:{port}/x", answer_seconds=1)
         async with asyncio.timeout(SOON):
             with pytest.raises(DatabaseAway):
                 await database.now()
