@@ -120,6 +120,7 @@ class Parts:
     lock: DispatchLock
     sender: Sender
     loop: DispatchLoop
+    at_once: AtOnce
     recovery: Recovery
     stopper: Stopper
     expiry: Expiry
@@ -189,6 +190,7 @@ def build_parts(ground: Ground) -> Parts:
         lock=lock,
         sender=sender,
         loop=loop,
+        at_once=at_once,
         recovery=Recovery(ground, seats, queues, sender, prober, Deaths(ground, prober, settler)),
         stopper=Stopper(ground, lock, roster),
         expiry=Expiry(ground, lock),

@@ -87,10 +87,14 @@ class AtOnce:
             starts.of[job.submit_token] = start
         return starts
 
-    def begin(self, starts: Starts, runs: Sequence[Claimed]) -> None:
-        """Send the runs that were stored as claimed, and let go of what was dealt besides."""
+    def begin(self, starts: Starts, runs: Sequence[Claimed], *, seconds: float) -> None:
+        """Send the runs that were stored as claimed, and let go of what was dealt besides.
+
+        `seconds` is what the commit took: others have to know how long claims take.
+        """
         if not starts.of:
             return
+        self._loop.tempo.note(seconds)
         begun = {run.execution_id for run in runs}
         for start in starts.of.values():
             if start.execution_id not in begun:

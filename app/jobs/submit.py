@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -176,6 +177,7 @@ class Submitter:
     async def _commit(self, jobs: Sequence[NewJob]) -> list[Entered]:
         starts = self._at_once.deal(jobs)
         runs: list[Claimed] = []
+        began = time.monotonic()
 
         async def insert(connection: AsyncConnection) -> dict[tuple[int, str], Entered]:
             return await insert_jobs(connection, self._database, jobs, starts)
@@ -184,7 +186,7 @@ class Submitter:
             found = await self._database.write(insert)
             runs = [one.claimed for one in found.values() if one.claimed is not None]
         finally:
-            self._at_once.begin(starts, runs)
+            self._at_once.begin(starts, runs, seconds=time.monotonic() - began)
         rows = [found[(job.tenant_id, job.client_request_id)] for job in jobs]
         earliest: dict[tuple[int, int], int] = {}
         new: list[list[int]] = []

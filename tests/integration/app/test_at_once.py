@@ -21,6 +21,7 @@ from tests.integration.app.rig import (
     WORKER,
     body_of,
     claimed,
+    door,
     new_jobs,
     new_term,
     opened,
@@ -164,6 +165,21 @@ async def test_what_was_stored_and_never_sent_is_sent_by_recovery(running: Runni
     ended = await running.ended(row.id)
     assert ended["status"] == "SUCCEEDED"
     assert [one["executionId"] for one in ended["executions"]] == [row.claimed.execution_id]
+
+
+async def test_retention_sees_by_these_commits_too_that_claims_are_quick_again(
+    migrated_engine: Engine,
+) -> None:
+    """Else it would wait for the next claim of what waited, which may be hours away."""
+    async with door(migrated_engine) as api:
+        loop, at_once = api.parts.loop, api.parts.at_once
+        for seconds in (0.001, 1.0):
+            loop.tempo.note(seconds)
+        assert loop.tempo.is_slow
+        (job,) = await new_jobs(api.database, 1)
+        for _ in range(40):
+            at_once.begin(start_each([job], 1), [], seconds=0.001)
+        assert not loop.tempo.is_slow
 
 
 async def test_the_run_is_what_a_claim_would_have_made(migrated_engine: Engine) -> None:
