@@ -180,7 +180,9 @@ def test_settings_are_told_for_both_processes_and_keep_secrets(tmp_path: Path) -
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_installed(shell: str, tmp_path: Path) -> None:
-    environment = cli_environment(NOWHERE, HOME=str(tmp_path))
+    # The shell that is named, and not the one that happens to run the tests.
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    environment = cli_environment(NOWHERE, HOME=str(tmp_path), **named)
     shown = subprocess.run(
         [ONCUE, "--show-completion", shell],
         capture_output=True,
