@@ -406,6 +406,7 @@ class Deliverer:
                 most_bytes=MAX_ANSWER_BYTES,
                 within=read_networks(delivery.egress_allow),
             )
+            return self._judge(delivery, reply, _since(began), tried_at), True
         except EgressRefused as refusal:
             return failed(str(refusal)), True
         except EgressFailed as failure:
@@ -413,7 +414,6 @@ class Deliverer:
         except Exception as error:
             log.exception("a callback could not be tried", delivery_id=delivery.delivery_id)
             return failed(f"the try failed ({type(error).__name__})"), False
-        return self._judge(delivery, reply, _since(began), tried_at), True
 
     def _signing(self, delivery: Delivery) -> list[str]:
         """The secrets that sign a delivery: those it came with, else this worker's own."""

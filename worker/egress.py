@@ -350,7 +350,7 @@ def parse_target(url: str) -> Target:
     try:
         read = URL(url)
         host, port = read.raw_host, read.port
-    except ValueError:
+    except (ValueError, IndexError):  # the second of an authority like [::1]@
         raise EgressRefused from None
     if read.scheme not in ("http", "https") or not host or not port:
         raise EgressRefused

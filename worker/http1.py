@@ -16,6 +16,8 @@ MOST_HEAD_BYTES: Final = 32 * 1024
 MOST_HEADER_LINES: Final = 128
 MOST_INTERIM_ANSWERS: Final = 16
 """So many at once, and one more for each second: a long call may be kept alive by them."""
+LONG_BYTES: Final = 16 * 1024
+"""A request of so many bytes may be answered before it has been read."""
 OWN_HEADERS: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade"}
 )
@@ -153,7 +155,7 @@ class Connection(asyncio.Protocol):
         self.has_answered = False
         """Something of an answer to the latest request has come."""
         self._answer: asyncio.Future[Answer] | None = None
-        self._keep = False
+        self._keep = self._is_long = False
         self._ends_with_head = False
         self._most_bytes = 0
         self._asked_at = 0.0
@@ -181,6 +183,7 @@ class Connection(asyncio.Protocol):
             raise ServerDisconnected
         self.usable = self.has_answered = False
         self._keep = request.keep
+        self._is_long = len(request.sent) > LONG_BYTES
         self._ends_with_head = request.ends_with_head
         self._most_bytes = request.most_bytes
         self._asked_at = loop.time()
@@ -190,6 +193,10 @@ class Connection(asyncio.Protocol):
         try:
             self._transport.write(request.sent)
             return await self._answer
+        except BaseException:
+            # Cancelled after the answer was there: nobody would put the connection back.
+            self.usable = False
+            raise
         finally:
             late.cancel()
             self._answer = None
@@ -252,7 +259,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header, or a trailer."""
-        if len(self._fields) >= MOST_HEADER_LINES or b"\0" in value:
+        # A name with a space behind it frames the body, and is found by nobody.
+        if len(self._fields) >= MOST_HEADER_LINES or b"\0" in value or name[-1:].isspace():
             raise BadAnswer
         self._fields.append((name, value))
 
@@ -274,6 +282,9 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         """Keep what there is room for; the first byte too many ends it."""
+        if not self._status:
+            # Of an interim answer, which has none.
+            raise BadAnswer
         self._unread = 0
         self._body += part
         if len(self._body) > self._most_bytes:
@@ -293,6 +304,7 @@ class Connection(asyncio.Protocol):
             self._keep
             and self._parser.should_keep_alive()
             and not self._transport.get_write_buffer_size()
+            and not self._may_go_on()
         )
         self._settle()
 
@@ -305,6 +317,16 @@ class Connection(asyncio.Protocol):
             or self._interim > MOST_INTERIM_ANSWERS + seconds
         ):
             raise BadAnswer
+
+    def _may_go_on(self) -> bool:
+        """Tell whether either side may have more to say than it has said, or than is known."""
+        if self._is_long and not HTTPStatus.OK <= self._status < HTTPStatus.MULTIPLE_CHOICES:
+            # Refused before all of it was read, perhaps: how much was, no transport tells.
+            return True
+        # A receiver that names a length where there is no body may send one all the same.
+        return self._status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED) and any(
+            name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self._headers
+        )
 
     def _settle(self, *, truncated: bool = False, broken: bool = False) -> None:
         if self._answer is not None and not self._answer.done():

@@ -1,7 +1,7 @@
 """Claims at submission: a new task that has a free worker is stored as claimed already.
 
-That spares it a transaction of its own. Nobody's slot is taken: it is done only while the loop has
-left nothing behind, and for what it is about to deal as many slots stay free.
+That spares it a transaction of its own. Nobody is overtaken: it is done only while the loop has
+left nothing behind, and there are slots for all that is due.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import structlog
 import uuid_utils
 
 from app.access.limits import LimitBook
-from app.dispatch.loop import DispatchLoop
+from app.dispatch.loop import AHEAD_MS, DispatchLoop
 from app.dispatch.queues import QueueBook
 from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
-from app.fleet.balance import Slots, choose
+from app.fleet.balance import Policy, Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Claimed
@@ -57,35 +57,37 @@ class AtOnce:
         self._sender = sender
         self._limits = limits
         self._loop = loop
-        self._turn = 0
 
     def deal(self, jobs: Sequence[NewJob]) -> Starts:
-        """Return which of these tasks may begin now and where; `begin` must follow."""
+        """Return which of these tasks may begin now and where; `begin` must follow.
+
+        Either there are slots for all that is due, of what is known and of these, or nothing is
+        dealt: who goes first is for the loop to say, which knows priorities, shares and keys.
+        """
         term = self._seats.term_of(FIRST)
         if term is None or not self._may_deal(term):
             return NO_STARTS
-        kept = self._queues.known_due(self._roster, self._clock.now_ms())
-        if kept is None:
+        # What the loop will claim in a moment, a little ahead of its time, keeps its slots.
+        due = self._queues.known_due(self._roster, self._clock.now_ms() + AHEAD_MS)
+        if due is None:
             return NO_STARTS
-        offers: dict[int, list[Slots]] = {}
-        slots: dict[str, Slots] = {}
-        starts = Starts(term, {})
-        for job in sorted(filter(_is_due, jobs), key=_by_priority):
-            if len(starts.of) >= self._most:
-                break
-            if job.queue_id not in offers:
-                offers[job.queue_id] = self._offer(job.queue_id, slots)
-            workers = offers[job.queue_id]
-            if sum(worker.free for worker in workers) <= kept:
+        offers = _Offers(self._queues, self._roster, self._policy)
+        for queue_id, count in due.items():
+            if any(offers.take(queue_id) is None for _ in range(count)):
+                return NO_STARTS
+        dealt: dict[str, Start] = {}
+        for job in filter(_is_due, jobs):
+            if offers.has_no_worker(job.queue_id):
+                # Wherever it waits, it waits for nobody's slot.
                 continue
-            self._turn += 1
-            worker = choose(workers, self._policy, draw=random.random(), turn=self._turn, key="")
-            assert worker is not None, "there is a free slot"
-            worker.active += 1
-            start = Start(worker.worker_id, str(uuid_utils.uuid7()))
+            worker_id = offers.take(job.queue_id)
+            if worker_id is None or len(dealt) >= self._most:
+                return NO_STARTS
+            if _needs_no_more(job):
+                dealt[job.submit_token] = Start(worker_id, str(uuid_utils.uuid7()))
+        for start in dealt.values():
             self._roster.sent(start.worker_id, start.execution_id)
-            starts.of[job.submit_token] = start
-        return starts
+        return Starts(term, dealt)
 
     def begin(self, starts: Starts, runs: Sequence[Claimed], *, seconds: float) -> None:
         """Send the runs that were stored as claimed, and let go of what was dealt besides.
@@ -95,6 +97,9 @@ class AtOnce:
         if not starts.of:
             return
         self._loop.tempo.note(seconds)
+        if self._seats.term_of(FIRST) != starts.term:
+            # A later term of this process sends again by itself what it finds unanswered.
+            runs = []
         begun = {run.execution_id for run in runs}
         for start in starts.of.values():
             if start.execution_id not in begun:
@@ -124,28 +129,51 @@ class AtOnce:
             and self._loop.has_dealt_all(term)
         )
 
-    def _offer(self, queue_id: int, slots: dict[str, Slots]) -> list[Slots]:
-        """Return the workers for a queue, one object each, so that a slot is dealt once."""
-        state = self._queues.find(queue_id)
-        if state is None or state.row.partition != FIRST:
-            return []
-        return [
-            slots.setdefault(worker.worker_id, worker)
-            for worker in self._roster.slots_for(state.row.job_handler, state.row.requirement)
-        ]
+
+class _Offers:
+    """The free slots of the workers of each queue, which shrink as they are taken."""
+
+    def __init__(self, queues: QueueBook, roster: Roster, policy: Policy) -> None:
+        self._queues = queues
+        self._roster = roster
+        self._policy = policy
+        self._slots: dict[str, Slots] = {}
+        self._by_queue: dict[int, list[Slots]] = {}
+        self._turn = 0
+
+    def has_no_worker(self, queue_id: int) -> bool:
+        """Tell whether no worker that is ready, full or not, could have a task of a known queue."""
+        return self._queues.find(queue_id) is not None and not self._of(queue_id)
+
+    def take(self, queue_id: int) -> str | None:
+        """Take a slot for a task of a queue: return its worker, None if there is no slot."""
+        workers = self._of(queue_id)
+        self._turn += 1
+        worker = choose(workers, self._policy, draw=random.random(), turn=self._turn, key="")
+        if worker is None:
+            return None
+        worker.active += 1
+        return worker.worker_id
+
+    def _of(self, queue_id: int) -> list[Slots]:
+        """Return the workers for a queue, one object each, so that a slot is taken once."""
+        workers = self._by_queue.get(queue_id)
+        if workers is None:
+            state = self._queues.find(queue_id)
+            if state is None or state.row.partition != FIRST:
+                return []
+            workers = self._by_queue[queue_id] = [
+                self._slots.setdefault(worker.worker_id, worker)
+                for worker in self._roster.slots_for(state.row.job_handler, state.row.requirement)
+            ]
+        return workers
 
 
 def _is_due(job: NewJob) -> bool:
-    """Tell whether a task may begin when it is stored, by nothing but a free worker."""
-    return (
-        job.schedule is None
-        and job.due_ms is None
-        and not job.delay_ms
-        and job.expires_at is None
-        and job.concurrency_key is None
-        and job.rate_key is None
-    )
+    """Tell whether a job will be due when it is stored, as far as that is known."""
+    return job.schedule is None and job.due_ms is None and not job.delay_ms
 
 
-def _by_priority(job: NewJob) -> int:
-    return -job.priority
+def _needs_no_more(job: NewJob) -> bool:
+    """Tell whether a task that is due needs nothing but a free worker to begin."""
+    return job.expires_at is None and job.concurrency_key is None and job.rate_key is None

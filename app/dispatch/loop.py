@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -94,7 +94,7 @@ class DispatchLoop:
         self._reload_queues = True
         self._rescan_at = float("-inf")
         self._begun: dict[int, int] = {}
-        self._is_reading = False
+        self._has_dealt = False
         self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
         self._turn = 0
         self._shares = Shares()
@@ -118,7 +118,7 @@ class DispatchLoop:
 
     def has_dealt_all(self, term: int) -> bool:
         """Tell whether this loop, in this term of partition 0 alone, has dealt what it has read."""
-        return self._begun == {FIRST: term} and not self._is_reading
+        return self._begun == {FIRST: term} and self._has_dealt
 
     def look_again(self) -> None:
         """Look at once: slots have come free that were counted as taken."""
@@ -200,13 +200,29 @@ class DispatchLoop:
             self._prober.clear_suspects(*min(terms.items()))
 
     async def _round(self, terms: Mapping[int, int]) -> None:
-        self._is_reading = True
+        # What a round that fails has read or dealt is known to nobody until all is read again.
+        self._has_dealt = False
+        rescan_at, self._rescan_at = self._rescan_at, float("-inf")
+        dealt = await self._deal_due()
+        self._has_dealt = True
+        won: set[str] = set()
         try:
-            dealt = await self._deal_due()
+            for fence, own in self._by_partition(dealt.waiting, dealt.assignments, terms):
+                won |= await self._take(
+                    own, fence, dealt.waiting, dealt.known, ahead_ms=dealt.ahead_ms
+                )
+        except BaseException:
+            self._has_dealt = False
+            raise
         finally:
-            self._is_reading = False
-        for fence, own in self._by_partition(dealt.waiting, dealt.assignments, terms):
-            await self._take(own, fence, dealt.waiting, dealt.known, ahead_ms=dealt.ahead_ms)
+            self._let_go(one for one in dealt.assignments if one.execution_id not in won)
+        self._rescan_at = rescan_at
+
+    def _let_go(self, lost: Iterable[Assignment]) -> None:
+        """Count no longer what was dealt and not won."""
+        for one in lost:
+            self._roster.answered(one.worker_id, one.execution_id)
+            self._roster.over(one.execution_id)
 
     async def _deal_due(self) -> Dealt:
         """Read what has to be read, and deal what is due, or will be in a moment."""
@@ -252,8 +268,8 @@ class DispatchLoop:
         known: Sequence[Candidate],
         *,
         ahead_ms: int,
-    ) -> None:
-        """Claim what was dealt of one partition, and send what was won."""
+    ) -> set[str]:
+        """Claim what was dealt of one partition, and send what was won: return its executions."""
         claimed, too_many = await self._claim(assignments, fence, ahead_ms=ahead_ms)
         self._read_again(known, assignments, claimed)
         if too_many:
@@ -269,6 +285,7 @@ class DispatchLoop:
                 attempt=run.attempt,
             )
         self._sender.send(claimed)
+        return {run.execution_id for run in claimed}
 
     async def _find(self, due: Sequence[tuple[QueueState, int]]) -> list[Candidate]:
         """Read every due queue, a few dozen ranges a statement."""
@@ -346,9 +363,10 @@ class DispatchLoop:
             line.deal()
             worker.active += 1
             dealt[task.queue_id].append(task)
-            assignments.append(
-                Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
-            )
+            one = Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
+            # From now on: while these are claimed, new tasks are dealt slots too.
+            self._roster.sent(one.worker_id, one.execution_id)
+            assignments.append(one)
         self._queues.left_over(line.queues(), line.held_queues(), ends=ends)
         for queue_id, tasks in dealt.items():
             self._queues.get(queue_id).dealt(tasks)

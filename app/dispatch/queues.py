@@ -253,17 +253,18 @@ class QueueBook:
         """Return the state of a queue, None of one that is not known."""
         return self._states.get(queue_id)
 
-    def known_due(self, roster: Roster, now_ms: float) -> int | None:
-        """Count the known tasks that are due and that a worker with a free slot could have.
+    def known_due(self, roster: Roster, by_ms: float) -> dict[int, int] | None:
+        """Count the known tasks due by then that a worker with a free slot could have, by queue.
 
         None: there may be some that are not known before a read.
         """
-        count = 0
+        found = {}
         for state, free in self.served(roster):
-            if state.needs_read(now_ms):
+            if state.needs_read(by_ms):
                 return None
-            count += state.count_due(now_ms, most=free)
-        return count if self.complete else None
+            if count := state.count_due(by_ms, most=free):
+                found[state.row.queue_id] = count
+        return found if self.complete else None
 
     def tenant_of(self, queue_id: int) -> int:
         """Return the tenant whose tasks wait in a known queue."""

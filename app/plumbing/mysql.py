@@ -86,6 +86,10 @@ class BoundedAiomysql(aiomysql.connection.Connection):  # type: ignore[misc] # i
     async def _connect(self) -> None:
         await self._bounded(super()._connect())
 
+    async def show_warnings(self) -> Any:
+        """Ask what the server warned of."""
+        return await self._bounded(super().show_warnings())
+
     async def _read_ok_packet(self) -> bool:
         # What ends a transaction reads its answer by this alone.
         return bool(await self._bounded(super()._read_ok_packet()))
@@ -125,6 +129,17 @@ class BoundedAsyncmy(_Asyncmy):  # type: ignore[misc] # its types lack most of i
     async def query(self, sql: str | bytes, unbuffered: bool = False) -> Any:
         """Run one statement and read its whole answer."""
         return await self._bounded(super().query(sql, unbuffered))
+
+    async def show_warnings(self) -> Any:
+        """Ask what the server warned of."""
+        return await self._bounded(super().show_warnings())
+
+    async def ensure_closed(self) -> None:
+        """Say farewell and close; a server that says nothing is not waited for."""
+        try:
+            await self._bounded(super().ensure_closed())
+        finally:
+            self.close()
 
     async def _read_ok_packet(self) -> Any:
         # What ends a transaction reads its answer by this alone.

@@ -70,7 +70,8 @@ _LOCK_JOBS: Final = {
         f"SELECT {', '.join(f'l.{one} AS log_{one}' for one in _Log._fields)}, "
         f"{NOW_MS[sqlite]} AS now_ms, "
         f"{', '.join(f'j.{one}' for one in _JOB_COLUMNS.split(', '))} FROM job_info AS j {hint}"
-        "LEFT JOIN job_log AS l ON l.execution_id = j.execution_id AND l.job_id = j.id "
+        f"LEFT JOIN job_log AS l {BY_EXECUTION_ID[sqlite]}"
+        "ON l.execution_id = j.execution_id AND l.job_id = j.id "
         f"WHERE j.id IN :ids ORDER BY j.id{lock}"
     ).bindparams(bindparam("ids", expanding=True))
     for sqlite, hint, lock in (

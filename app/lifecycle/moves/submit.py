@@ -282,7 +282,12 @@ async def insert_jobs(
     claim_token = new_token()
     # No read of the row count: the SELECT by key tells what happened.
     tasks, claimed, schedules = [], [], []
+    entered: set[tuple[int, str]] = set()
     for job in in_key_order:
+        if (key := (job.tenant_id, job.client_request_id)) in entered:
+            # By whichever statement they are stored, the first of a batch has the key.
+            continue
+        entered.add(key)
         if job.schedule is not None:
             schedules.append(_schedule_row(job))
         elif (start := starts.of.get(job.submit_token)) is not None:

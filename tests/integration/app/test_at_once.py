@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 import uuid_utils
 
 from app.in_process import open_dispatcher
+from app.lifecycle.moves.claim import Candidate
 from app.lifecycle.moves.submit import Entered, NewJob, Start, Starts, insert_jobs
+from app.lifecycle.nodes import read_nodes
+from app.lifecycle.reads import read_queues
 from app.lifecycle.states import JobStatus
 from app.lifecycle.token import new_token
 from app.plumbing.database import Database
@@ -22,6 +26,7 @@ from tests.integration.app.rig import (
     body_of,
     claimed,
     door,
+    insert,
     new_jobs,
     new_term,
     opened,
@@ -30,6 +35,7 @@ from tests.integration.app.rig import (
 )
 from tests.support.counted import Asked, counted
 from tests.support.engines import Engine
+from tests.support.wait import until_async
 from worker.in_process import open_worker
 
 CLAIM = "claim_token = "
@@ -136,6 +142,81 @@ async def test_no_more_begin_than_the_worker_has_slots(running: Running) -> None
     job = await running.ended(waiting)
     assert job["status"] == "SUCCEEDED"
     assert len(job["executions"]) == 1
+
+
+async def test_where_slots_are_few_the_loop_says_who_goes_first(running: Running) -> None:
+    """Of one commit, too: the last and most urgent is not left over."""
+    one: dict[str, Any] = {"jobHandler": "sleep", "params": {"ms": 60000}}
+    jobs = [
+        *(body_of(**one, priority=0) for _ in range(CAPACITY)),
+        body_of(**one, priority=9, concurrencyKey="k", concurrencyLimit=1),
+    ]
+    async with running.session.post("/openapi/jobs/batch", json={"jobs": jobs}) as answer:
+        ids = [one["jobId"] for one in (await answer.json())["items"]]
+
+    async def slots_are_used() -> bool:
+        query = f"SELECT COUNT(*) FROM job_info WHERE status = {int(JobStatus.RUNNING)}"
+        return bool(await value_of(running.database, query) == CAPACITY)
+
+    await until_async(slots_are_used, 30, what="every slot to be used")
+    query = f"SELECT id FROM job_info WHERE status = {int(JobStatus.WAITING)}"
+    ((left),) = await rows_of(running.database, query)
+    assert left["id"] in ids[:CAPACITY]
+    for job_id in ids:
+        async with running.session.post(f"/openapi/jobs/{job_id}/cancel") as answer:
+            assert answer.status == 200
+
+
+async def test_what_nobody_could_run_keeps_no_other_from_beginning(running: Running) -> None:
+    jobs = [body_of(jobHandler="nobody-has-it"), body_of()]
+    ids: list[int] = []
+    for _ in range(2):  # the second time its queue is known
+        jobs = [{**job, "clientRequestId": uuid.uuid4().hex} for job in jobs]
+        async with running.session.post("/openapi/jobs/batch", json={"jobs": jobs}) as answer:
+            ids = [one["jobId"] for one in (await answer.json())["items"]]
+        await running.ended(ids[1])
+    assert (
+        await value_of(
+            running.database,
+            "SELECT l.claimed_at - j.created_at FROM job_log AS l JOIN job_info AS j "
+            "ON j.id = l.job_id WHERE j.id = :id",
+            id=ids[1],
+        )
+        == 0
+    )
+
+
+async def test_slots_that_the_loop_has_dealt_are_taken_while_it_claims(
+    migrated_engine: Engine,
+) -> None:
+    async with door(migrated_engine) as api:
+        await api.beat(capacity=1)
+        (waiting,) = await insert(api.database)
+        loop = api.parts.loop
+        loop._queues.load(await api.database.read(lambda one: read_queues(one, after_id=0)))
+        loop._roster.refresh(await api.database.read(read_nodes))
+        loop._roster.trust(WORKER)
+        row = await rows_of(api.database, "SELECT * FROM job_info WHERE id = :id", id=waiting)
+        task = Candidate(waiting, 0, row[0]["queue_id"], 5, row[0]["next_trigger_time"])
+        dealt = loop._deal([task], api.parts.ground.clock.now_ms(), {}, ends=0)
+        assert [one.worker_id for one in dealt] == [WORKER]
+        assert loop._roster.free() == {WORKER: 0}
+        loop._let_go(dealt)
+        assert loop._roster.free() == {WORKER: 1}
+
+
+async def test_of_two_with_one_request_id_in_a_commit_the_first_is_stored(
+    migrated_engine: Engine,
+) -> None:
+    async with opened(migrated_engine) as database:
+        term = await new_term(database)
+        for first_is_dealt in (True, False):
+            (first,) = await new_jobs(database, 1, job_name="first")
+            second = replace(first, submit_token=new_token(), job_name="second")
+            starts = start_each([first if first_is_dealt else second], term)
+            (row,) = (await stored(database, [first, second], starts)).values()
+            assert row.submit_token == first.submit_token
+            assert (row.claimed is not None) is first_is_dealt
 
 
 async def test_the_same_request_at_once_begins_one_run(running: Running) -> None:

@@ -122,7 +122,7 @@ async def test_a_name_of_this_machine_does_not_connect(listener: Listener) -> No
     [
         "ftp://127.0.0.1/", "file:///etc/passwd", "gopher://127.0.0.1/", "//127.0.0.1/", "/path",
         "", "http:", "http://", "http:///x", "https://127.0.0.1:0/", "http://127.0.0.1:99999/",
-        "http://[::1/", "data:,x", "unix:///tmp/socket", "HTTP+unix://x/",
+        "http://[::1/", "http://[2606:4700::1]@/x", "data:,x", "unix:///tmp/socket", "HTTP+unix://x/",
     ],
 )  # fmt: skip
 async def test_what_is_no_plain_http_url_is_refused(url: str) -> None:

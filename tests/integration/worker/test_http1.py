@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.wait import until_async
-from worker import idle
+from worker import http1, idle
 from worker.egress import Egress, EgressFailed, EgressReply
 from worker.http1 import MOST_HEAD_BYTES, MOST_HEADER_LINES
 
@@ -253,7 +253,7 @@ async def test_a_reset_is_no_end_of_an_answer(egress: Egress) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "status", "connections"), [("POST", 204, 1), ("POST", 304, 1), ("HEAD", 200, 2)]
+    ("method", "status", "connections"), [("POST", 204, 2), ("POST", 304, 2), ("HEAD", 200, 2)]
 )
 async def test_some_answers_have_no_body_whatever_length_they_name(
     egress: Egress, method: str, status: int, connections: int
@@ -292,6 +292,8 @@ async def test_trailers_are_read_over_and_are_nothing_of_the_next_answer(egress:
         b"HTTP/1.1 200 OK\r\nx: " + b"a" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (MOST_HEADER_LINES + 1) + b"\r\n",
         b"HTTP/1.1 200 OK\r\nx: \0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length : 2\r\n\r\nok",
+        b"HTTP/1.1 199 X\r\ncontent-length: 2\r\n\r\nno" + OK,
         b"HTTP/1.1 200 " + b"a" * 2 * MOST_HEAD_BYTES,
     ],
 )
@@ -443,6 +445,34 @@ async def test_an_answer_before_the_end_of_its_request_leaves_no_connection(
         assert (await call(egress, site.url, body=b"a" * 32_000_000)).status == 413
         assert not len(egress._idle)
         site.requests.append(b"")
+
+
+async def test_a_refusal_of_a_long_request_leaves_no_connection(egress: Egress) -> None:
+    """All of it may have been sent, and the rest of it be unread."""
+    refusal = b"HTTP/1.1 413 Too Much\r\ncontent-length: 0\r\n\r\n"
+    async with serving(answering(refusal, OK), limit=2**20) as site:
+        for _ in range(3):
+            await call(egress, site.url, body=b"a" * 20_000)
+        # The second answer is no refusal: its connection serves the third request too.
+        assert site.connections == 2
+
+
+async def test_a_call_cancelled_when_its_answer_is_there_closes_its_connection(
+    egress: Egress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[asyncio.Task[Any]] = []
+    settle = http1.Connection._settle
+
+    def settle_and_cancel(self: http1.Connection, **how: Any) -> None:
+        settle(self, **how)
+        called[0].cancel()
+
+    monkeypatch.setattr(http1.Connection, "_settle", settle_and_cancel)
+    async with serving(answering(OK)) as site:
+        called.append(asyncio.create_task(call(egress, site.url)))
+        with pytest.raises(asyncio.CancelledError):
+            await called[0]
+        await until_async(lambda: not egress._open)
 
 
 async def test_a_long_body_arrives_whole(egress: Egress) -> None:
