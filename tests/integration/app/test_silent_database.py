@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from typing import cast
 
 import httpx
@@ -57,8 +57,10 @@ async def impatient(engine: Engine, driver: str) -> AsyncIterator[Database]:
 async def silent_server() -> AsyncIterator[int]:
     """Listen on a port, and never say a word."""
     over = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
 
     async def say_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         await over.wait()
         writer.close()
 
@@ -69,6 +71,11 @@ async def silent_server() -> AsyncIterator[int]:
         over.set()
         server.close()
         await server.wait_closed()
+        for writer in writers:
+            writer.transport.abort()
+        for writer in writers:
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 async def add(connection: AsyncConnection) -> None:

@@ -23,6 +23,8 @@ from worker.http1 import MOST_HEAD_BYTES, MOST_HEADER_LINES
 
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+STEPS_TO_BEGIN = 20
+"""More turns of the loop than lie between an accepted connection and its first read."""
 SECRET = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret"
 
 
@@ -61,9 +63,15 @@ async def serving(talk: Talk, host: str = "127.0.0.1", **more: Any) -> AsyncIter
     site.port = server.sockets[0].getsockname()[1]
     yield site
     server.close()
+    for _ in range(STEPS_TO_BEGIN):
+        # One that was accepted a moment ago has not begun to be served yet.
+        await asyncio.sleep(0)
     for writer in writers:
         writer.transport.abort()
     await until_async(lambda: site.ended == site.connections)
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def read_request(reader: StreamReader) -> bytes:

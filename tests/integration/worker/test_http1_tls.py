@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import ipaddress
 import ssl
@@ -109,6 +110,8 @@ async def receiver(certificate: Path) -> AsyncIterator[Receiver]:
     for writer in found.writers:
         writer.transport.abort()
     await until_async(lambda: found.ended == found.connections)
+    for writer in found.writers:
+        await _hang_up(writer)
 
 
 @asynccontextmanager
@@ -162,15 +165,25 @@ async def test_what_the_client_trusts_by_itself_is_verified() -> None:
 
 
 async def test_plain_text_where_tls_was_due_is_a_failure() -> None:
+    ended = asyncio.Event()
+
     async def connected(reader: StreamReader, writer: StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
+        await _hang_up(writer)
+        ended.set()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with opened(None) as egress:
         with pytest.raises(EgressFailed, match="TLS failed"):
             await call(egress, f"https://{NAME}:{server.sockets[0].getsockname()[1]}/")
+        await asyncio.wait_for(ended.wait(), 30)
     server.close()
+
+
+async def _hang_up(writer: StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def test_a_handshake_without_an_answer_is_not_waited_for() -> None:
@@ -178,8 +191,8 @@ async def test_a_handshake_without_an_answer_is_not_waited_for() -> None:
 
     async def connected(reader: StreamReader, writer: StreamWriter) -> None:
         await reader.read()
+        await _hang_up(writer)
         ended.set()
-        writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with opened(None) as egress:
