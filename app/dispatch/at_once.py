@@ -6,7 +6,6 @@ left nothing behind, and there are slots for all that is due.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,10 +14,10 @@ import uuid_utils
 
 from app.access.limits import LimitBook
 from app.dispatch.loop import AHEAD_MS, DispatchLoop
+from app.dispatch.offers import Offers
 from app.dispatch.queues import QueueBook
 from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
-from app.fleet.balance import Policy, Slots, choose
 from app.fleet.roster import Roster
 from app.ground import Ground
 from app.lifecycle.moves.claim import Claimed
@@ -71,13 +70,16 @@ class AtOnce:
         due = self._queues.known_due(self._roster, self._clock.now_ms() + AHEAD_MS)
         if due is None:
             return NO_STARTS
-        offers = _Offers(self._queues, self._roster, self._policy)
+        offers = Offers(self._queues, self._roster, self._policy, self._loop.turns)
         for queue_id, count in due.items():
             if any(offers.take(queue_id) is None for _ in range(count)):
                 return NO_STARTS
         dealt: dict[str, Start] = {}
         for job in filter(_is_due, jobs):
-            if offers.has_no_worker(job.queue_id):
+            state = self._queues.find(job.queue_id)
+            if state is None or state.row.partition != FIRST:
+                return NO_STARTS
+            if not offers.of(job.queue_id):
                 # Wherever it waits, it waits for nobody's slot.
                 continue
             worker_id = offers.take(job.queue_id)
@@ -128,45 +130,6 @@ class AtOnce:
             and not self._limits.any_running
             and self._loop.has_dealt_all(term)
         )
-
-
-class _Offers:
-    """The free slots of the workers of each queue, which shrink as they are taken."""
-
-    def __init__(self, queues: QueueBook, roster: Roster, policy: Policy) -> None:
-        self._queues = queues
-        self._roster = roster
-        self._policy = policy
-        self._slots: dict[str, Slots] = {}
-        self._by_queue: dict[int, list[Slots]] = {}
-        self._turn = 0
-
-    def has_no_worker(self, queue_id: int) -> bool:
-        """Tell whether no worker that is ready, full or not, could have a task of a known queue."""
-        return self._queues.find(queue_id) is not None and not self._of(queue_id)
-
-    def take(self, queue_id: int) -> str | None:
-        """Take a slot for a task of a queue: return its worker, None if there is no slot."""
-        workers = self._of(queue_id)
-        self._turn += 1
-        worker = choose(workers, self._policy, draw=random.random(), turn=self._turn, key="")
-        if worker is None:
-            return None
-        worker.active += 1
-        return worker.worker_id
-
-    def _of(self, queue_id: int) -> list[Slots]:
-        """Return the workers for a queue, one object each, so that a slot is taken once."""
-        workers = self._by_queue.get(queue_id)
-        if workers is None:
-            state = self._queues.find(queue_id)
-            if state is None or state.row.partition != FIRST:
-                return []
-            workers = self._by_queue[queue_id] = [
-                self._slots.setdefault(worker.worker_id, worker)
-                for worker in self._roster.slots_for(state.row.job_handler, state.row.requirement)
-            ]
-        return workers
 
 
 def _is_due(job: NewJob) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ import uuid_utils
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.access.limits import LimitBook
+from app.dispatch.offers import Offers
 from app.dispatch.probe import Prober
 from app.dispatch.queues import QueueBook, QueueState
 from app.dispatch.quotas import Quotas
@@ -21,7 +22,6 @@ from app.dispatch.seats import Seats
 from app.dispatch.send import Sender
 from app.dispatch.shares import Quota, Shares, shared_line
 from app.dispatch.turns import Workers
-from app.fleet.balance import Slots, choose
 from app.fleet.portions import TURN_MS
 from app.fleet.roster import Roster
 from app.ground import Ground
@@ -96,7 +96,8 @@ class DispatchLoop:
         self._begun: dict[int, int] = {}
         self._has_dealt = False
         self.tempo = Tempo(floor_seconds=SLOW_CLAIM_SECONDS)
-        self._turn = 0
+        self.turns = itertools.count()
+        """One for each choice of a worker, wherever it is made."""
         self._shares = Shares()
         self._limits = limits
         self._quotas = Quotas(ground.database, queues, limits)
@@ -320,20 +321,14 @@ class DispatchLoop:
         ends: int,
     ) -> list[Assignment]:
         """Deal tasks to workers in their turns until the slots or the batch run out."""
-        slots: dict[str, Slots] = {}
-        offers: dict[int, list[Slots]] = {}
+        offers = Offers(self._queues, self._roster, self._policy, self.turns)
         pools: dict[tuple[str, str], Workers] = {}
-
-        def offered(queue_id: int) -> list[Slots]:
-            if queue_id not in offers:
-                offers[queue_id] = self._offer(queue_id, slots)
-            return offers[queue_id]
 
         def pool_of(queue_id: int) -> Workers:
             row = self._queues.get(queue_id).row
             key = (row.job_handler, row.requirement)
             if key not in pools:
-                pools[key] = frozenset(one.worker_id for one in offered(queue_id))
+                pools[key] = frozenset(one.worker_id for one in offers.of(queue_id))
             return pools[key]
 
         line = shared_line(
@@ -349,21 +344,13 @@ class DispatchLoop:
         assignments: list[Assignment] = []
         dealt: dict[int, list[Candidate]] = defaultdict(list)
         while len(assignments) < self._claim_batch and (task := line.first()) is not None:
-            self._turn += 1
-            worker = choose(
-                offered(task.queue_id),
-                self._policy,
-                draw=random.random(),
-                turn=self._turn,
-                key=str(task.job_id),
-            )
-            if worker is None:
+            worker_id = offers.take(task.queue_id, key=str(task.job_id))
+            if worker_id is None:
                 self._queues.get(line.drop_queue()).has_backlog = True
                 continue
             line.deal()
-            worker.active += 1
             dealt[task.queue_id].append(task)
-            one = Assignment(task.job_id, task.version, worker.worker_id, str(uuid_utils.uuid7()))
+            one = Assignment(task.job_id, task.version, worker_id, str(uuid_utils.uuid7()))
             # From now on: while these are claimed, new tasks are dealt slots too.
             self._roster.sent(one.worker_id, one.execution_id)
             assignments.append(one)
@@ -372,16 +359,6 @@ class DispatchLoop:
             self._queues.get(queue_id).dealt(tasks)
             self._quotas.note([queue_id] * len(tasks))
         return assignments
-
-    def _offer(self, queue_id: int, slots: dict[str, Slots]) -> list[Slots]:
-        """Return the workers for a queue, one object each, so that a slot is dealt once."""
-        row = self._queues.get(queue_id).row
-        return [
-            slots.setdefault(worker.worker_id, worker)
-            for worker in self._roster.slots_for(
-                row.job_handler, row.requirement, seated=row.partition != FIRST
-            )
-        ]
 
     def _read_again(
         self,

@@ -395,48 +395,6 @@ def _execution_row(run: Claimed) -> dict[str, Any]:
     }
 
 
-def row_of_new_task(job: NewJob, entered: Entered) -> dict[str, Any]:
-    """Return the row of a task that was just inserted, without reading it back."""
-    return {
-        "id": entered.id,
-        "tenant_id": job.tenant_id,
-        "client_request_id": job.client_request_id,
-        "parent_id": None,
-        "nominal_time": None,
-        "kind": int(JobKind.TASK),
-        "job_name": job.job_name,
-        "job_handler": job.job_handler,
-        "queue_id": job.queue_id,
-        "status": int(JobStatus.WAITING),
-        "priority": job.priority,
-        "next_trigger_time": entered.due_ms,
-        "trigger_ts": 0,
-        "owner_worker_id": None,
-        "execution_id": None,
-        "attempt": 0,
-        "max_retry": job.max_retry,
-        "retry_interval_ms": job.retry_interval_ms,
-        "retry_backoff": job.retry_backoff,
-        "timeout_ms": job.timeout_ms,
-        "callback_url": job.callback_url,
-        "callback_events": job.callback_events,
-        "callback_headers": job.callback_headers,
-        "error_code": None,
-        "error_message": None,
-        "version": NEW_VERSION,
-        "revision": 0,
-        "created_at": entered.created_at,
-        "updated_at": entered.created_at,
-        "finished_at": None,
-        "expires_at": job.expires_at,
-        "concurrency_key": job.concurrency_key,
-        "concurrency_limit": job.concurrency_limit,
-        "rate_key": job.rate_key,
-        "rate_per_second": job.rate_per_second,
-        "secret": job.secret,
-    }
-
-
 async def find_by_request(
     connection: AsyncConnection, keys: Sequence[tuple[int, str]]
 ) -> dict[tuple[int, str], RowMapping]:

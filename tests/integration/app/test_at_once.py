@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import uuid_utils
 
+from app.dispatch.offers import Offers
 from app.in_process import open_dispatcher
 from app.lifecycle.moves.claim import Candidate
 from app.lifecycle.moves.submit import Entered, NewJob, Start, Starts, insert_jobs
@@ -203,6 +204,26 @@ async def test_slots_that_the_loop_has_dealt_are_taken_while_it_claims(
         assert loop._roster.free() == {WORKER: 0}
         loop._let_go(dealt)
         assert loop._roster.free() == {WORKER: 1}
+
+
+async def test_turns_go_on_from_deal_to_deal(migrated_engine: Engine) -> None:
+    """Round robin would else give each lone job to the same worker."""
+    async with door(migrated_engine, balance="round_robin") as api:
+        for name in ("v", "w"):
+            await api.beat(name)
+        await insert(api.database)
+        loop = api.parts.loop
+        loop._queues.load(await api.database.read(lambda one: read_queues(one, after_id=0)))
+        loop._roster.refresh(await api.database.read(read_nodes))
+        for worker in loop._roster.workers():
+            worker.suspect = False
+        queue_id = await value_of(api.database, "SELECT id FROM queue")
+        taken = [
+            Offers(loop._queues, loop._roster, "round_robin", loop.turns).take(queue_id)
+            for _ in range(4)
+        ]
+        assert taken[0] != taken[1]
+        assert taken[:2] == taken[2:]
 
 
 async def test_of_two_with_one_request_id_in_a_commit_the_first_is_stored(
