@@ -108,6 +108,13 @@ class Settings(BaseSettings):
     submit_batch: int = Field(
         200, ge=1, le=1000, description="most jobs in one group commit; a batch is one"
     )
+    submit_gather_ms: float = Field(
+        10.0,
+        ge=0,
+        le=1000,
+        description="for so long a commit that 16 or more shared lets the next one wait for as "
+        "many; 0: off",
+    )
     submit_backlog: int = Field(
         5000, ge=1, description="most submissions in memory; above it the door answers 503"
     )

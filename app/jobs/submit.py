@@ -79,6 +79,7 @@ class Submitter:
             batch_limit=ground.settings.submit_batch,
             backlog_limit=ground.settings.submit_backlog,
             shared_errors=(DatabaseUnavailable,),
+            gather_seconds=ground.settings.submit_gather_ms / 1000,
         )
         self._lookups: GroupCommit[tuple[int, str], RowMapping | None] = GroupCommit(
             self._find,

@@ -1,12 +1,19 @@
-"""Group commit: what arrives while a commit is in flight goes into the next, without a timer."""
+"""Group commit: what arrives while a commit is in flight goes into the next.
+
+Without a timer, as long as few share a commit. Where many do, most of them come again as soon as
+they have their answers: the next commit may wait a moment for as many again. It costs the less
+for each, the more share it, and those who wait are answered sooner than in two small ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
+GATHER_FROM: Final = 16
+"""Where fewer share a commit, the next one is not put off."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Entries: TypeAlias = list[tuple[Item, "asyncio.Future[Result]"]]
@@ -24,6 +31,9 @@ class GroupCommit(Generic[Item, Result]):
     `shared_errors`, the batch is split until the offender stands alone and only its caller gets
     the error; shared errors (the database is away) go to all, those that wait among them: they
     would wait as long again to learn the same.
+
+    After a commit that at least `GATHER_FROM` items shared, the next begins when as many wait, or
+    `gather_seconds` later.
     """
 
     def __init__(
@@ -33,11 +43,15 @@ class GroupCommit(Generic[Item, Result]):
         batch_limit: int,
         backlog_limit: int,
         shared_errors: tuple[type[Exception], ...] = (),
+        gather_seconds: float = 0.0,
     ) -> None:
         self._commit = commit
         self._batch_limit = batch_limit
         self._backlog_limit = backlog_limit
         self._shared_errors = shared_errors
+        self._gather_seconds = gather_seconds
+        self._wanted = 0
+        self._enough = asyncio.Event()
         self._waiting: deque[Entries[Item, Result]] = deque()
         self._backlog = 0
         self._flush: asyncio.Task[None] | None = None
@@ -84,15 +98,31 @@ class GroupCommit(Generic[Item, Result]):
     def _take(self, entries: Entries[Item, Result]) -> None:
         self._waiting.append(entries)
         self._backlog += len(entries)
+        if self._backlog >= self._wanted:
+            self._enough.set()
         if self._flush is None:
             self._flush = asyncio.create_task(self._flush_all())
 
     async def _flush_all(self) -> None:
         try:
             while self._waiting:
-                await self._commit_batch(self._next_batch())
+                batch = self._next_batch()
+                await self._commit_batch(batch)
+                await self._gather(len(batch))
         finally:
             self._flush = None
+
+    async def _gather(self, shared: int) -> None:
+        """Wait for those who shared the last commit to come again, but not for long."""
+        self._wanted = min(shared, self._batch_limit)
+        if not self._gather_seconds or shared < GATHER_FROM or self._backlog >= self._wanted:
+            return
+        self._enough.clear()
+        timer = asyncio.get_running_loop().call_later(self._gather_seconds, self._enough.set)
+        try:
+            await self._enough.wait()
+        finally:
+            timer.cancel()
 
     def _next_batch(self) -> Entries[Item, Result]:
         batch = self._waiting.popleft()

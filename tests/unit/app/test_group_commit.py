@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.plumbing.group_commit import GroupCommit, Overloaded
+from app.plumbing.group_commit import GATHER_FROM, GroupCommit, Overloaded
 
 
 class Away(Exception):
@@ -39,10 +40,18 @@ class Commits:
 
 
 def group(
-    commits: Commits, *, batch_limit: int = 100, backlog_limit: int = 1000
+    commits: Commits,
+    *,
+    batch_limit: int = 100,
+    backlog_limit: int = 1000,
+    gather_seconds: float = 0.0,
 ) -> GroupCommit[int, int]:
     return GroupCommit(
-        commits, batch_limit=batch_limit, backlog_limit=backlog_limit, shared_errors=(Away,)
+        commits,
+        batch_limit=batch_limit,
+        backlog_limit=backlog_limit,
+        shared_errors=(Away,),
+        gather_seconds=gather_seconds,
     )
 
 
@@ -193,3 +202,57 @@ async def test_a_commit_that_answers_for_too_few_items_is_a_fault_of_each() -> N
     one: GroupCommit[int, int] = GroupCommit(forgetful, batch_limit=10, backlog_limit=10)
     results = await asyncio.gather(one.add(1), one.add(2), return_exceptions=True)
     assert all(isinstance(result, RuntimeError) for result in results)
+
+
+LONG = 3600.0
+"""A gathering that would not end by its time."""
+
+
+async def settled(tasks: Sequence[asyncio.Task[int]]) -> None:
+    """Let what can go on go on, until these have their results."""
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+
+def entered(one: GroupCommit[int, int], numbers: range) -> list[asyncio.Task[int]]:
+    return [asyncio.create_task(one.add(number)) for number in numbers]
+
+
+async def test_after_a_shared_commit_the_next_waits_for_as_many_again() -> None:
+    commits = Commits()
+    one = group(commits, gather_seconds=LONG)
+    await settled(entered(one, range(GATHER_FROM)))
+    again = entered(one, range(100, 100 + GATHER_FROM - 1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(commits.batches) == 1, "one is missing yet"
+    await settled([*again, *entered(one, range(200, 201))])
+    assert [len(batch) for batch in commits.batches] == [GATHER_FROM, GATHER_FROM]
+
+
+async def test_whoever_is_alone_afterwards_waits_no_longer_than_is_said() -> None:
+    commits = Commits()
+    one = group(commits, gather_seconds=0.01)
+    await settled(entered(one, range(GATHER_FROM)))
+    assert await asyncio.wait_for(one.add(7), 5) == 70
+    assert await asyncio.wait_for(one.add(8), 5) == 80
+    await one.drained()
+    assert [len(batch) for batch in commits.batches] == [GATHER_FROM, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("shared", "gather_seconds"), [(GATHER_FROM - 1, LONG), (GATHER_FROM, 0.0)]
+)
+async def test_few_who_share_a_commit_put_off_nobody(shared: int, gather_seconds: float) -> None:
+    commits = Commits()
+    one = group(commits, gather_seconds=gather_seconds)
+    await settled(entered(one, range(shared)))
+    assert await asyncio.wait_for(one.add(7), 5) == 70
+
+
+async def test_a_full_batch_waits_for_no_more_than_fit() -> None:
+    commits = Commits()
+    limit = GATHER_FROM
+    one = group(commits, batch_limit=limit, gather_seconds=LONG)
+    numbers = range(5 * limit)
+    await settled(entered(one, numbers))
+    assert [len(batch) for batch in commits.batches] == [limit] * math.ceil(len(numbers) / limit)
