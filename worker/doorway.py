@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -22,6 +22,43 @@ ANSWER_HEADERS: Final = [
 
 class _Refused(Exception):
     """The head of a request is longer than it may be."""
+
+
+class Corked:
+    """A transport that sends an answer's head together with its body, as one segment.
+
+    The server writes them one after the other, and each write is a call of the system that wakes
+    the receiver. A head whose body does not follow goes out in the next turn of the loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._alone: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the transport's."""
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send what is written, and the head that waits for it before it."""
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
+            self._head = data
+            self._alone = self._loop.call_soon(self.write, b"")
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what waits, and close."""
+        if self._alone is not None:
+            self.write(b"")
+        self._transport.close()
 
 
 class Doorway(HttpToolsProtocol):
@@ -51,7 +88,7 @@ class Doorway(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, Corked(transport, self.loop)))
         if len(self.connections) > self.most_connections:
             self.logger.warning("too many connections: one is closed")
             transport.abort()
