@@ -1,6 +1,8 @@
 """Reports outcomes, ended threads and tries until a dispatcher has acknowledged each of them.
 
-There is no timer: what gathers while one request is in flight goes into the next.
+What gathers while one request is in flight goes into the next. Outcomes and ended threads are
+told at once. Nobody waits for tries: they wait a moment for company, which is most often the next
+outcomes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from worker.verdict import unstorable
 
 MOST_ITEMS: Final = 200
 MOST_BYTES: Final = 2 * 1024 * 1024
+GATHER_TRIES_SECONDS: Final = 0.05
+"""For so long a try waits for what else is to be told."""
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LONGEST_BACKOFF_SECONDS: Final = 2.0
 TOO_LARGE: Final = 413
@@ -113,6 +117,7 @@ class Reporter:
         self._lingering: set[str] = set()
         self._failures = 0
         self._work = asyncio.Event()
+        self._gathering: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
         self._shrinking: set[asyncio.Task[None]] = set()
@@ -124,6 +129,7 @@ class Reporter:
 
     async def close(self) -> None:
         """Stop reporting, whatever is left."""
+        self._end_gathering()
         for timer in self._waiting.values():
             timer.cancel()
         # Again and again: `wait_for` of Python 3.11 may swallow a cancellation.
@@ -172,7 +178,16 @@ class Reporter:
 
     def _put(self, item: Item) -> None:
         self._queue.append(item)
-        self._work.set()
+        if not isinstance(item, TryItem):
+            self._work.set()
+        elif self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_TRIES_SECONDS, self._work.set)
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
 
     def _put_other(self, item: StoppedItem | TryItem) -> None:
         self._others.add(item)
@@ -183,8 +198,12 @@ class Reporter:
         while True:
             await self._work.wait()
             self._work.clear()
-            while self._queue:
+            self._end_gathering()
+            # What comes meanwhile says itself when it is to go.
+            due = len(self._queue)
+            while due > 0:
                 batch = self._next_batch()
+                due -= len(batch)
                 try:
                     await self._report(batch)
                 except NoDispatcher as error:
@@ -216,6 +235,7 @@ class Reporter:
         self._queue.extendleft(item for item in reversed(batch) if self._is_open(item))
         self._failures += 1
         await asyncio.sleep(backoff_seconds(self._failures - 1, random.random()))
+        self._work.set()
 
     async def _report(self, batch: list[Item]) -> None:
         batch = [item for item in batch if self._is_open(item)]

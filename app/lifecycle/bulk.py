@@ -3,7 +3,8 @@
 The rows are one JSON parameter: MySQL reads them through JSON_TABLE, SQLite through json_each. The
 joined table comes second and is reached by its key, so that only the rows named are locked
 (STRAIGHT_JOIN: the optimizer would else start from an index of the table and lock ranges of it).
-What is only inserted is written into the statement for MySQL, which reads that in half the time.
+What is only inserted is written into the statement for MySQL, which reads that in half the time;
+so is what is updated by the id of rows that are locked, where MySQL else fills temporary tables.
 
 Rows are typed BIGINT or TEXT only: JSON_TABLE cuts what is too long for a VARCHAR with a mere
 warning, while the assignment of a long TEXT to a short column is refused in strict mode.
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
-from sqlalchemy import TextClause, text
+from sqlalchemy import Column, CursorResult, String, Table, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -121,15 +122,101 @@ class RowsInsert:
             )
             for row in rows
         ]
-        try:
-            await connection.exec_driver_sql(
-                self._head + ", ".join(lines) + self._end,
-                execution_options={"no_parameters": True},
-            )
-        except DBAPIError as error:
-            # Its text goes to the logs, where nobody's params belong.
-            error.statement = f"{self._head}... ({len(rows)} rows)"
-            raise
+        await _execute_written(connection, self._head, lines, self._end)
+
+
+class RowNotThere(Exception):
+    """A row that was to be updated is not there, or is so already; nothing may be committed."""
+
+
+class RowsUpdate:
+    """UPDATE of rows of `table` by their ids: of rows that this transaction found and has locked.
+
+    `columns` names those that differ from row to row, and their SQL types, which are the fields of
+    each row too, beside `id`. `same` gives for others their expression over the row itself and
+    `:<name>`, which is the same for all. Each row must change by it, as a version does.
+
+    For MySQL it is an INSERT of ids that are taken: an UPDATE that joins rows writes them, the
+    table's values and the new ones into a temporary table first, on disk where they are texts.
+    """
+
+    def __init__(
+        self, *, table: Table, columns: Mapping[str, ColumnType], same: Mapping[str, str]
+    ) -> None:
+        self._name = table.name
+        self._fields: dict[str, ColumnType] = {"id": "BIGINT", **columns}
+        assigned = {**{name: f"v.v_{name}" for name in columns}, **same}
+        self._from_json = update_from_rows(
+            sqlite=True,
+            table=table.name,
+            key="id",
+            columns=self._fields,
+            assignments=", ".join(f"{name} = {value}" for name, value in assigned.items()),
+            guard="1 = 1",
+        )
+        # Never stored: an id that is not taken is an error.
+        needed = [
+            one
+            for one in table.columns
+            if not one.nullable and one.server_default is None and one.name not in self._fields
+        ]
+        names = [*self._fields, *(one.name for one in needed)]
+        filled = "".join(f", {_filler(one)}" for one in needed)
+        self._head = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "
+        self._row = f"({', '.join(['%s'] * len(self._fields))}{filled})"
+        taken = {**{name: f"VALUES({name})" for name in columns}, **same}
+        self._end = " ON DUPLICATE KEY UPDATE " + ", ".join(
+            f"{name} = {value}" for name, value in taken.items()
+        )
+
+    async def run(
+        self,
+        connection: AsyncConnection,
+        rows: Sequence[Mapping[str, Any]],
+        **same: int | str | None,
+    ) -> None:
+        """Update the rows, one or more, in the order of their ids.
+
+        Raises:
+            RowNotThere: one is not there, or would not change.
+            Unencodable: a text is not Unicode.
+            KeyError: a row lacks a column.
+        """
+        in_order = sorted(rows, key=lambda row: int(row["id"]))
+        if connection.dialect.name == "sqlite":
+            given = {"rows": rows_json(self._fields, in_order), **same}
+            done = await connection.execute(self._from_json, given)
+            expected = len(in_order)
+        else:
+            lines = [
+                self._row % tuple([_literal(row[name]) for name in self._fields])
+                for row in in_order
+            ]
+            end = _PLACE.sub(lambda found: _literal(same[found[2]]), self._end)
+            done = await _execute_written(connection, self._head, lines, end)
+            # A row that is changed counts twice, one that is inserted or stays as it was once.
+            expected = 2 * len(in_order)
+        if done.rowcount != expected:
+            raise RowNotThere(f"{self._name}: {done.rowcount} in place of {expected}")
+
+
+def _filler(column: Column[Any]) -> str:
+    """Write a value that a column takes which may not be NULL."""
+    return "''" if isinstance(column.type, String) else "0"
+
+
+async def _execute_written(
+    connection: AsyncConnection, head: str, lines: Sequence[str], end: str
+) -> CursorResult[Any]:
+    """Execute a statement that has its rows in it; an error tells nothing of them."""
+    try:
+        return await connection.exec_driver_sql(
+            head + ", ".join(lines) + end, execution_options={"no_parameters": True}
+        )
+    except DBAPIError as error:
+        # Its text goes to the logs, where nobody's params belong.
+        error.statement = f"{head}... ({len(lines)} rows)"
+        raise
 
 
 _PLACE: Final = re.compile(r"v\.v_(\w+)|:(\w+)")

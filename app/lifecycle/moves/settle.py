@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from sqlalchemy import RowMapping, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.lifecycle.bulk import ColumnType, rows_json, update_from_rows
+from app.lifecycle.bulk import ColumnType, RowsUpdate, rows_json, update_from_rows
 from app.lifecycle.callback_body import EVENT_TYPES
 from app.lifecycle.moves.ending import Ending, OwedDelivery, Settled, Settlement
 from app.lifecycle.moves.follow import NOTHING, Claimable, Followed, follow_ends
@@ -32,16 +32,15 @@ from app.lifecycle.states import (
     ExecutionStatus,
     JobKind,
     JobStatus,
-    in_list,
     sources,
 )
-from app.lifecycle.tables import BY_EXECUTION_ID, INLINE_BYTES
+from app.lifecycle.tables import BY_EXECUTION_ID, INLINE_BYTES, job_info, job_log
 from app.lifecycle.term import read_term
 from app.plumbing.database import NOW_MS, Database
 from app.plumbing.sealed import Sealer
 
 _NO_KEYS: Final = Sealer("")
-_RUNNING: Final = in_list(sources("succeed", JobKind.TASK))
+_RUNNING: Final = sources("succeed", JobKind.TASK)
 
 
 class _Log(NamedTuple):
@@ -86,67 +85,41 @@ _OTHER_LOGS: Final = {
     for sqlite, hint in BY_EXECUTION_ID.items()
 }
 
-_MOVED: Final[dict[str, ColumnType]] = {
-    "id": "BIGINT",
-    "execution": "TEXT",
-    "status": "BIGINT",
-    "due": "BIGINT",
-    "attempt": "BIGINT",
-    "returned": "BIGINT",
-    "code": "TEXT",
-    "message": "TEXT",
-    "stopping": "TEXT",
-    "finished": "BIGINT",
-}
-_MOVE_JOBS: Final = {
-    sqlite: update_from_rows(
-        sqlite=sqlite,
-        table="job_info",
-        key="id",
-        columns=_MOVED,
-        assignments=(
-            "status = v.v_status, version = j.version + 1, next_trigger_time = v.v_due, "
-            "attempt = v.v_attempt, returned = v.v_returned, error_code = v.v_code, "
-            "error_message = v.v_message, stopping_execution_id = v.v_stopping, "
-            "owner_worker_id = NULL, finished_at = v.v_finished, updated_at = :now"
-        ),
-        guard=f"j.status IN ({_RUNNING}) AND j.execution_id = v.v_execution",
-    )
-    for sqlite in (True, False)
-}
+_MOVE_JOBS: Final = RowsUpdate(
+    table=job_info,
+    columns={
+        "status": "BIGINT",
+        "next_trigger_time": "BIGINT",
+        "attempt": "BIGINT",
+        "returned": "BIGINT",
+        "error_code": "TEXT",
+        "error_message": "TEXT",
+        "stopping_execution_id": "TEXT",
+        "finished_at": "BIGINT",
+    },
+    same={"version": "version + 1", "owner_worker_id": "NULL", "updated_at": ":now"},
+)
 _MET: Final = {
     sqlite: text(f"UPDATE job_info {hint}SET expires_at = NULL WHERE id IN :ids").bindparams(
         bindparam("ids", expanding=True)
     )
     for sqlite, hint in ((True, ""), (False, "FORCE INDEX (PRIMARY) "))
 }
-_ENDED: Final[dict[str, ColumnType]] = {
-    "id": "BIGINT",
-    "status": "BIGINT",
-    "accepted": "BIGINT",
-    "started": "BIGINT",
-    "finished": "BIGINT",
-    "code": "TEXT",
-    "message": "TEXT",
-    "reason": "TEXT",
-    "result": "TEXT",
-    "long": "BIGINT",
-}
-_END_LOGS: Final = {
-    sqlite: update_from_rows(
-        sqlite=sqlite,
-        table="job_log",
-        key="id",
-        columns=_ENDED,
-        assignments=(
-            "status = v.v_status, accepted_at = v.v_accepted, started_at = v.v_started, "
-            "finished_at = v.v_finished, error_code = v.v_code, error_message = v.v_message, "
-            "reason = v.v_reason, result = v.v_result, result_in_payload = v.v_long"
-        ),
-        guard=f"j.status IN ({in_list(OPEN_EXECUTIONS)})",
-    )
-    for sqlite in (True, False)
-}
+_END_LOGS: Final = RowsUpdate(
+    table=job_log,
+    columns={
+        "status": "BIGINT",
+        "accepted_at": "BIGINT",
+        "started_at": "BIGINT",
+        "finished_at": "BIGINT",
+        "error_code": "TEXT",
+        "error_message": "TEXT",
+        "reason": "TEXT",
+        "result": "TEXT",
+        "result_in_payload": "BIGINT",
+    },
+    same={},
+)
 _STALE: Final[dict[str, ColumnType]] = {"id": "BIGINT", "status": "TEXT"}
 _MARK_STALE: Final = {
     sqlite: update_from_rows(
@@ -259,6 +232,8 @@ class _Batch:
             or log.status != ExecutionStatus.CLAIMED
         ):
             return Settlement(Settled.STALE, job["id"], status)
+        if status not in _RUNNING:
+            raise RuntimeError(f"job {job['id']} has a run, and is {status.name}")
         self._done.add(ending.execution_id)
         return self._end(ending, job, log)
 
@@ -296,15 +271,14 @@ class _Batch:
         self._jobs.append(
             {
                 "id": job["id"],
-                "execution": ending.execution_id,
                 "status": int(next_status),
-                "due": due,
+                "next_trigger_time": due,
                 "attempt": attempt,
                 "returned": returned,
-                "code": ending.error_code if ended else None,
-                "message": ending.error_message if ended else None,
-                "stopping": ending.execution_id if ending.stopping else None,
-                "finished": times["finished"] if ended else None,
+                "error_code": ending.error_code if ended else None,
+                "error_message": ending.error_message if ended else None,
+                "stopping_execution_id": ending.execution_id if ending.stopping else None,
+                "finished_at": times["finished"] if ended else None,
             }
         )
         if ended and job["parent_id"] is not None:
@@ -340,12 +314,12 @@ class _Batch:
             {
                 "id": log.id,
                 "status": int(ending.status),
-                **times,
-                "code": ending.error_code,
-                "message": ending.error_message,
+                **{f"{name}_at": at for name, at in times.items()},
+                "error_code": ending.error_code,
+                "error_message": ending.error_message,
                 "reason": ending.reason,
                 "result": None if long else result,
-                "long": int(long),
+                "result_in_payload": int(long),
             }
         )
         if long:
@@ -412,12 +386,8 @@ class _Batch:
         """Write everything that was decided, in primary-key order; return what it brought about."""
         sqlite = database.is_sqlite
         if self._jobs:
-            moved = await connection.execute(
-                _MOVE_JOBS[sqlite], {"rows": _by_id(_MOVED, self._jobs), "now": self._now}
-            )
-            if moved.rowcount != len(self._jobs):
-                raise RuntimeError("a locked job changed under its settlement")
-            await connection.execute(_END_LOGS[sqlite], {"rows": _by_id(_ENDED, self._logs)})
+            await _MOVE_JOBS.run(connection, self._jobs, now=self._now)
+            await _END_LOGS.run(connection, self._logs)
         if self._met:
             await connection.execute(_MET[sqlite], {"ids": sorted(job for _, job in self._met)})
             await forget_expiries(connection, self._met)
@@ -436,7 +406,11 @@ class _Batch:
             followed = Followed(tuple(freed)) if freed else NOTHING
         if self._stale:
             await connection.execute(
-                _MARK_STALE[sqlite], {"rows": _by_id(_STALE, self._stale), "now": self._now}
+                _MARK_STALE[sqlite],
+                {
+                    "rows": rows_json(_STALE, sorted(self._stale, key=lambda row: int(row["id"]))),
+                    "now": self._now,
+                },
             )
         if self._ended_children:
             followed += await follow_ends(connection, self._ended_children)
@@ -447,10 +421,6 @@ class _Batch:
 
 def _is_secret(ending: Ending, job: RowMapping) -> bool:
     return ending.secret or bool(job["secret"] & SECRET_RESULT)
-
-
-def _by_id(columns: Mapping[str, ColumnType], rows: list[dict[str, Any]]) -> str:
-    return rows_json(columns, sorted(rows, key=lambda row: int(row["id"])))
 
 
 def _what_follows(
