@@ -33,6 +33,7 @@ from worker.parts import Parts, open_parts
 from worker.problems import PROBLEM_SCHEMA, install_problems
 from worker.routes import guarded, opened
 from worker.settings import SettingsError, WorkerSettings, read_settings
+from worker.short import ShortRun
 from worker.shutdown import Shutdown
 
 BAD_SETTINGS_EXIT_CODE: Final = 2
@@ -83,6 +84,7 @@ def create_app(
     app.include_router(guarded)
     app.include_router(opened)
     install_problems(app)
+    app.add_middleware(ShortRun)
     app.add_middleware(Guard, tokens=settings.accepted_tokens)
     StandaloneDocs(app=app)
     _describe_exactly(app)

@@ -74,31 +74,37 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+REFUSALS: Final = (StaleTerm, OtherWorker, LeaseUnavailable, RunsTooOld, HTTPException)
+"""What is raised of a request that can be read, and says itself what is wrong."""
+
+
+def answer_refusal(error: Exception) -> JSONResponse:
+    """Build the answer for one of `REFUSALS`."""
+    match error:
+        case StaleTerm():
+            return problem(409, f"{error}; the sender is no longer the dispatcher")
+        case OtherWorker():
+            return problem(421, f"{error}; nothing was started")
+        case LeaseUnavailable():
+            detail = f"{error}; nothing was started, send the same request to this worker again"
+            return problem(503, detail, headers={"retry-after": RETRY_AFTER_SECONDS})
+        case RunsTooOld():
+            detail = f"{error}; nothing was started, send the runs to this worker anew"
+            return problem(503, detail, code="runs_too_old")
+        case HTTPException():
+            headers = dict(error.headers) if error.headers else None
+            return problem(error.status_code, str(error.detail), headers=headers)
+    raise TypeError(f"{type(error).__name__} is no refusal")
+
+
 def install_problems(app: FastAPI) -> None:
     """Make every error of `app` a problem document."""
 
-    @app.exception_handler(StaleTerm)
-    async def stale(_: Request, error: StaleTerm) -> JSONResponse:
-        return problem(409, f"{error}; the sender is no longer the dispatcher")
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        return answer_refusal(error)
 
-    @app.exception_handler(OtherWorker)
-    async def other(_: Request, error: OtherWorker) -> JSONResponse:
-        return problem(421, f"{error}; nothing was started")
-
-    @app.exception_handler(LeaseUnavailable)
-    async def no_lease(_: Request, error: LeaseUnavailable) -> JSONResponse:
-        detail = f"{error}; nothing was started, send the same request to this worker again"
-        return problem(503, detail, headers={"retry-after": RETRY_AFTER_SECONDS})
-
-    @app.exception_handler(RunsTooOld)
-    async def too_old(_: Request, error: RunsTooOld) -> JSONResponse:
-        detail = f"{error}; nothing was started, send the runs to this worker anew"
-        return problem(503, detail, code="runs_too_old")
-
-    @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        headers = dict(error.headers) if error.headers else None
-        return problem(error.status_code, str(error.detail), headers=headers)
+    for kind in REFUSALS:
+        app.add_exception_handler(kind, refused)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

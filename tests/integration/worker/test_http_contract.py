@@ -256,3 +256,72 @@ async def test_the_docs_page_needs_nothing_from_elsewhere(client: Open) -> None:
         assert "https://" not in page
         script = page.split('<script src="')[1].split('"')[0]
         assert (await worker.get(script)).status_code == 200
+
+
+SHORT, LONG = "application/json", "application/json; charset=utf-8"
+"""What a dispatcher says of its body, and what goes through the framework's layers."""
+
+
+def bodies_of_runs() -> dict[str, bytes]:
+    """Requests to `/run`, right and wrong, as bytes."""
+    plain = to_json(make_request(make_run("echo", {"n": 1})))
+    broken = {**plain, "runs": [{**plain["runs"][0], "attempt": "first"}, {"executionId": 7}]}
+    text = json.dumps(to_json(make_request(make_run("echo", "PARAMS"))))
+    return {
+        "plain": json.dumps(plain).encode(),
+        "empty": b'{"term": 1, "runs": []}',
+        "a run that cannot be read": json.dumps(broken).encode(),
+        "no term": b'{"runs": []}',
+        "no JSON": b"{",
+        "no object": b"[]",
+        "nothing": b"",
+        "no UTF-8": b'{"term": 1, "runs": [], "x": "\xff"}',
+        "an old term": b'{"term": 0, "runs": []}',
+        "for another": b'{"term": 1, "workerId": "other#1", "runs": []}',
+        "from long ago": b'{"term": 1, "sentAt": 1, "runs": []}',
+        "too many": json.dumps({**plain, "runs": plain["runs"] * 2000}).encode(),
+        "too long": b'{"term": 1, "runs": [], "x": "' + b"x" * MAX_INTERNAL_BODY_BYTES + b'"}',
+        **{
+            f"params {params}": text.replace('"PARAMS"', params).encode()
+            for params in ("10000000000000000000000000001", "1e400", "NaN", '"\\ud800"', "0.1")
+        },
+    }
+
+
+@pytest.mark.parametrize("name", bodies_of_runs())
+async def test_the_short_way_answers_and_runs_as_the_framework_does(
+    client: Open, name: str
+) -> None:
+    body, found = bodies_of_runs()[name], []
+    for way in (SHORT, LONG):
+        async with client(redis_prefix=f"by-{len(way)}") as worker:
+            await worker.post("/run", json=to_json(make_request(term=1)))
+            answer = await worker.post("/run", content=body, headers={"content-type": way})
+            said = answer.json()
+            for changing in ("workerId", "load"):
+                said.pop(changing, None)
+            if answer.status_code in (421, 503):
+                # They tell the worker's id, and how old a request is.
+                said.pop("detail")
+            del answer.headers["content-length"]
+            results = []
+            if answer.status_code == 200:
+                results = [await outcome_of(worker, body, way, one) for one in said["answers"]]
+            found.append((answer.status_code, said, results, dict(answer.headers)))
+    # A NaN is not like itself.
+    assert repr(found[0]) == repr(found[1])
+
+
+async def outcome_of(worker: httpx.AsyncClient, body: bytes, way: str, said: Any) -> Any:
+    """Return what a run that was accepted has ended with, as a second send of it is told."""
+    if said["answer"] != "accepted":
+        return None
+    outcomes = []
+
+    async def ended() -> bool:
+        again = await worker.post("/run", content=body, headers={"content-type": way})
+        outcomes[:] = [one.get("outcome") for one in again.json()["answers"]]
+        return any(outcomes)
+
+    await until_async(ended, 10, what="a run to end")
+    return [one and (one["status"], one.get("result"), one.get("error")) for one in outcomes]
