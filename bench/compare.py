@@ -3,12 +3,13 @@
     python -m bench.compare --peers FOLDER --python .venv-bench/bin/python
     python -m bench.compare              # without the stacks of peers: the no-op POST alone
 
-All stacks use the same private MariaDB (every commit is flushed) and Redis, the same load and
-the same receiver. Each round starts every stack once, one after the other, so that what disturbs
-the machine meets all of them; a figure is the median of its rounds, and a ratio that of the
-medians. Submissions are told of one dispatcher process, and of a process for each core, beside
-the no-op POST in one process and in as many. The folder holds `common.py`, `ref_app.py` (Celery)
-and `ref2_app.py` (taskiq).
+Jobs are POSTed over 64 connections, and again over 128 (`--connections`): what is told of others
+than 64 bears their number after its name. All stacks use the same private MariaDB (every commit
+is flushed) and Redis, the same load and the same receiver. Each round starts every stack once,
+one after the other, so that what disturbs the machine meets all of them; a figure is the median
+of its rounds, and a ratio that of the medians. Submissions are told of one dispatcher process,
+and of a process for each core, beside the no-op POST in one process and in as many. The folder
+holds `common.py`, `ref_app.py` (Celery) and `ref2_app.py` (taskiq).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +43,19 @@ CORES: Final = os.cpu_count() or 1
 PER_CORE: Final = f" x {CORES}"
 """What is told of as many processes as there are cores bears this after its name."""
 
+USUAL: Final = 64
+"""Connections of the load."""
+
 Found = dict[tuple[str, str], list[float]]
 
 
 async def compare(
-    lent: Servers, peers: Path | None, python: Path, jobs: int, rounds: int
+    lent: Servers,
+    peers: Path | None,
+    python: Path,
+    jobs: int,
+    rounds: int,
+    connections: Sequence[int],
 ) -> tuple[Found, int]:
     """Return every figure of every round, by stack and name, and how many webhooks are missing."""
     found: Found = defaultdict(list)
@@ -68,7 +78,7 @@ async def compare(
             whole.append((oncue(lent, ENGINE, hook.url), jobs))
             for running, count in whole:
                 with running as stack:
-                    lost += await to_end(stack, hook, found, count, number)
+                    lost += await to_end(stack, hook, found, count, number, connections)
     return found, lost
 
 
@@ -84,17 +94,33 @@ async def api(stack: Stack, found: Found, jobs: int) -> None:
     found[stack.name, "cpu us a POST"].append(run.cpu_us["total"])
 
 
-async def to_end(stack: Stack, hook: Hook, found: Found, jobs: int, number: int) -> int:
+async def to_end(
+    stack: Stack,
+    hook: Hook,
+    found: Found,
+    jobs: int,
+    number: int,
+    connections: Sequence[int],
+) -> int:
     """Measure a stack from POST to webhook, loaded and idle; return the missing webhooks."""
+    lost = 0
     await to_webhook(stack, hook, "warm", WARM_UP)
-    run = await to_webhook(stack, hook, "run", jobs)
-    found[stack.name, DONE].append(run.jobs_per_second)
-    found[stack.name, CPU].append(run.cpu_us["total"])
-    if stack.name != "oncue":
-        found[stack.name, "submissions, dispatch on /s"].append(run.load.per_second)
+    for many in connections:
+        run = await to_webhook(stack, hook, f"run-{many}", jobs, many)
+        found[stack.name, DONE + over(many)].append(run.jobs_per_second)
+        found[stack.name, CPU + over(many)].append(run.cpu_us["total"])
+        if stack.name != "oncue":
+            name = "submissions, dispatch on /s" + over(many)
+            found[stack.name, name].append(run.load.per_second)
+        lost += run.missing + run.load.refused
     steps = await idle(stack, hook, f"idle-{number}", 100)
     found[stack.name, IDLE].append(percentile(steps.webhook, 50))
-    return run.missing + run.load.refused
+    return lost
+
+
+def over(connections: int) -> str:
+    """Say over how many connections, if they are not the usual ones."""
+    return "" if connections == USUAL else f", {connections} connections"
 
 
 def tell(figures: Figures, found: Found) -> None:
@@ -107,7 +133,11 @@ def tell(figures: Figures, found: Found) -> None:
         ("oncue", "noop", SUBMITTED),
         (f"oncue{PER_CORE}", "noop", SUBMITTED),
         (f"oncue{PER_CORE}", f"noop{PER_CORE}", SUBMITTED),
-        *(("oncue", one, name) for one in MODULES for name in (DONE, CPU, IDLE)),
+        *(
+            ("oncue", one, name)
+            for one in MODULES
+            for name in sorted({name for _, name in medians if name.startswith((DONE, CPU, IDLE))})
+        ),
     ):
         if (own, name) in medians and (other, name) in medians:
             ratio = medians[own, name] / medians[other, name]
@@ -127,6 +157,9 @@ def main() -> int:
         help="the Python that the reference stacks run in (%(default)s)",
     )
     parser.add_argument("--jobs", type=int, default=6000, help="Oncue's in a run (%(default)s)")
+    parser.add_argument(
+        "--connections", type=int, nargs="+", default=[USUAL, 2 * USUAL], help="(%(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     json_flag(parser)
     given = parser.parse_args()
@@ -140,7 +173,10 @@ def main() -> int:
     if peers is None:
         print("no --peers: Oncue is compared with the no-op POST alone", file=sys.stderr)
     with servers() as lent:
-        work = compare(lent, peers, given.python.absolute(), given.jobs, given.rounds)
+        work = compare(
+            *(lent, peers, given.python.absolute()),
+            *(given.jobs, given.rounds, given.connections),
+        )
         found, lost = uvloop.run(work)
     tell(Figures(given.json), found)
     if lost:

@@ -20,6 +20,8 @@ from tests.support.guardian import GUARDIAN
 from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).parents[1]
+SLOTS: Final = 250
+"""Of each worker; a job has its slot until its end is reported, which takes longer than its run."""
 PeerName = Literal["celery", "taskiq"]
 MODULES: Final[dict[PeerName, str]] = {"celery": "ref_app", "taskiq": "ref2_app"}
 
@@ -54,7 +56,11 @@ def oncue(
     flags = ["--processes", str(spread.processes), *([] if dispatch else ["--no-dispatch"])]
     told = {"ONCUE_DISPATCH_PARTITIONS": str(spread.partitions)}
     with platform(
-        lent, engine, workers=2 if dispatch else 0, flags=flags, environment=told
+        *(lent, engine),
+        workers=2 if dispatch else 0,
+        flags=flags,
+        environment=told,
+        capacity=SLOTS,
     ) as running:
         yield Stack(
             "oncue",
