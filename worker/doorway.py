@@ -50,15 +50,19 @@ class Corked:
             self._transport.write(head + data)
         elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
             self._head = data
-            self._alone = self._loop.call_soon(self.write, b"")
+            self._alone = self._loop.call_soon(self._send_alone)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
         """Send what waits, and close."""
-        if self._alone is not None:
-            self.write(b"")
+        self._send_alone()
         self._transport.close()
+
+    def _send_alone(self) -> None:
+        """Send a head that waits, unless the connection was lost meanwhile."""
+        if self._alone is not None and not self._transport.is_closing():
+            self.write(b"")
 
 
 class Doorway(HttpToolsProtocol):

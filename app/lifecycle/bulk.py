@@ -133,8 +133,8 @@ class RowsUpdate:
     """UPDATE of rows of `table` by their ids: of rows that this transaction found and has locked.
 
     `columns` names those that differ from row to row, and their SQL types, which are the fields of
-    each row too, beside `id`. `same` gives for others their expression over the row itself and
-    `:<name>`, which is the same for all. Each row must change by it, as a version does.
+    each row too, beside `id`. `same` gives for others their expression over the row, `j.<column>`,
+    and over `:<name>`, which is the same for all. Each row must change by it, as a version does.
 
     For MySQL it is an INSERT of ids that are taken: an UPDATE that joins rows writes them, the
     table's values and the new ones into a temporary table first, on disk where they are texts.
@@ -164,10 +164,10 @@ class RowsUpdate:
         filled = "".join(f", {_filler(one)}" for one in needed)
         self._head = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "
         self._row = f"({', '.join(['%s'] * len(self._fields))}{filled})"
-        taken = {**{name: f"VALUES({name})" for name in columns}, **same}
-        self._end = " ON DUPLICATE KEY UPDATE " + ", ".join(
-            f"{name} = {value}" for name, value in taken.items()
-        )
+        self._ends = {
+            mariadb: _ending(table.name, columns, same, mariadb=mariadb)
+            for mariadb in (True, False)
+        }
 
     async def run(
         self,
@@ -192,12 +192,26 @@ class RowsUpdate:
                 self._row % tuple([_literal(row[name]) for name in self._fields])
                 for row in in_order
             ]
-            end = _PLACE.sub(lambda found: _literal(same[found[2]]), self._end)
+            mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+            end = _PLACE.sub(lambda found: _literal(same[found[2]]), self._ends[mariadb])
             done = await _execute_written(connection, self._head, lines, end)
             # A row that is changed counts twice, one that is inserted or stays as it was once.
             expected = 2 * len(in_order)
         if done.rowcount != expected:
             raise RowNotThere(f"{self._name}: {done.rowcount} in place of {expected}")
+
+
+def _ending(table: str, columns: Iterable[str], same: Mapping[str, str], *, mariadb: bool) -> str:
+    """Write what becomes of a row whose id is taken.
+
+    MySQL (8.0.19) names the new row; its older word for that, the only one that MariaDB knows, is
+    a warning to it for each column, and each of our drivers asks for warnings.
+    """
+    own = {name: expression.replace("j.", f"{table}.") for name, expression in same.items()}
+    new, named = ("VALUES({})", "") if mariadb else ("new_row.{}", " AS new_row")
+    taken = {**{name: new.format(name) for name in columns}, **own}
+    changes = ", ".join(f"{name} = {value}" for name, value in taken.items())
+    return f"{named} ON DUPLICATE KEY UPDATE {changes}"
 
 
 def _filler(column: Column[Any]) -> str:

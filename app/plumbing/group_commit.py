@@ -114,7 +114,7 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _gather(self, shared: int) -> None:
         """Wait for those who shared the last commit to come again, but not for long."""
-        self._wanted = min(shared, self._batch_limit)
+        self._wanted = min(shared, self._batch_limit, self._backlog_limit)
         if not self._gather_seconds or shared < GATHER_FROM or self._backlog >= self._wanted:
             return
         self._enough.clear()

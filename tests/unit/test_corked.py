@@ -66,3 +66,14 @@ async def test_an_answer_without_a_body_leaves_before_the_connection_is_closed(d
     transport.close()
     await asyncio.sleep(0)
     assert (wire.told, transport.is_closing()) == ([HEAD, "closed"], True)
+
+
+@BOTH
+async def test_a_head_is_not_written_to_a_connection_that_was_lost_meanwhile(door: Any) -> None:
+    wire = Wire()
+    transport = corked(door, wire)
+    transport.write(HEAD)
+    wire.close()
+    await asyncio.sleep(0)
+    transport.close()
+    assert wire.told == ["closed", "closed"]

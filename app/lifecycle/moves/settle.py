@@ -97,7 +97,7 @@ _MOVE_JOBS: Final = RowsUpdate(
         "stopping_execution_id": "TEXT",
         "finished_at": "BIGINT",
     },
-    same={"version": "version + 1", "owner_worker_id": "NULL", "updated_at": ":now"},
+    same={"version": "j.version + 1", "owner_worker_id": "NULL", "updated_at": ":now"},
 )
 _MET: Final = {
     sqlite: text(f"UPDATE job_info {hint}SET expires_at = NULL WHERE id IN :ids").bindparams(

@@ -316,7 +316,7 @@ async def outcome_of(worker: httpx.AsyncClient, body: bytes, way: str, said: Any
     """Return what a run that was accepted has ended with, as a second send of it is told."""
     if said["answer"] != "accepted":
         return None
-    outcomes = []
+    outcomes: list[Any] = []
 
     async def ended() -> bool:
         again = await worker.post("/run", content=body, headers={"content-type": way})

@@ -256,3 +256,13 @@ async def test_a_full_batch_waits_for_no_more_than_fit() -> None:
     numbers = range(5 * limit)
     await settled(entered(one, numbers))
     assert [len(batch) for batch in commits.batches] == [limit] * math.ceil(len(numbers) / limit)
+
+
+async def test_a_backlog_that_can_hold_no_more_is_waited_for_no_longer() -> None:
+    commits = Commits()
+    one = group(commits, backlog_limit=2 * GATHER_FROM, gather_seconds=LONG)
+    await settled([asyncio.create_task(one.add(0))])
+    await settled(entered(one, range(2 * GATHER_FROM)))
+    small = group(commits, backlog_limit=GATHER_FROM - 1, gather_seconds=LONG)
+    await asyncio.wait_for(asyncio.gather(*small.enter(range(GATHER_FROM))), 5)
+    await settled(entered(small, range(GATHER_FROM - 1)))
