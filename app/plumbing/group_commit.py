@@ -14,6 +14,8 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 GATHER_FROM: Final = 16
 """Where fewer share a commit, the next one is not put off."""
+ENOUGH: Final = 64
+"""Where so many wait, more would make a commit hardly cheaper for each: it is not put off."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Entries: TypeAlias = list[tuple[Item, "asyncio.Future[Result]"]]
@@ -33,7 +35,7 @@ class GroupCommit(Generic[Item, Result]):
     would wait as long again to learn the same.
 
     After a commit that at least `GATHER_FROM` items shared, the next begins when as many wait, or
-    `gather_seconds` later.
+    `ENOUGH`, or `gather_seconds` later.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _gather(self, shared: int) -> None:
         """Wait for those who shared the last commit to come again, but not for long."""
-        self._wanted = min(shared, self._batch_limit, self._backlog_limit)
+        self._wanted = min(shared, ENOUGH, self._batch_limit, self._backlog_limit)
         if not self._gather_seconds or shared < GATHER_FROM or self._backlog >= self._wanted:
             return
         self._enough.clear()

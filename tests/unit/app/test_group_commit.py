@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.plumbing.group_commit import GATHER_FROM, GroupCommit, Overloaded
+from app.plumbing.group_commit import ENOUGH, GATHER_FROM, GroupCommit, Overloaded
 
 
 class Away(Exception):
@@ -266,3 +266,11 @@ async def test_a_backlog_that_can_hold_no_more_is_waited_for_no_longer() -> None
     small = group(commits, backlog_limit=GATHER_FROM - 1, gather_seconds=LONG)
     await asyncio.wait_for(asyncio.gather(*small.enter(range(GATHER_FROM))), 5)
     await settled(entered(small, range(GATHER_FROM - 1)))
+
+
+async def test_nobody_waits_where_enough_are_there() -> None:
+    commits = Commits()
+    one = group(commits, batch_limit=2 * ENOUGH, gather_seconds=LONG)
+    first = entered(one, range(2 * ENOUGH + ENOUGH))
+    await settled(first)
+    assert [len(batch) for batch in commits.batches] == [2 * ENOUGH, ENOUGH]
