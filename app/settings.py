@@ -112,8 +112,8 @@ class Settings(BaseSettings):
         10.0,
         ge=0,
         le=1000,
-        description="for so long a commit that 16 or more shared lets the next one wait for as "
-        "many; 0: off",
+        description="for so long a commit that 16 or more callers shared lets the next one wait "
+        "for as many, or 64 jobs; 0: off",
     )
     submit_backlog: int = Field(
         5000, ge=1, description="most submissions in memory; above it the door answers 503"

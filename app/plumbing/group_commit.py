@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
 GATHER_FROM: Final = 16
-"""Where fewer share a commit, the next one is not put off."""
+"""Where fewer callers share a commit, the next one is not put off."""
 ENOUGH: Final = 64
-"""Where so many wait, more would make a commit hardly cheaper for each: it is not put off."""
+"""Where so many items wait, more would make a commit hardly cheaper for each: it begins."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Entries: TypeAlias = list[tuple[Item, "asyncio.Future[Result]"]]
@@ -34,8 +34,8 @@ class GroupCommit(Generic[Item, Result]):
     the error; shared errors (the database is away) go to all, those that wait among them: they
     would wait as long again to learn the same.
 
-    After a commit that at least `GATHER_FROM` items shared, the next begins when as many wait, or
-    `ENOUGH`, or `gather_seconds` later.
+    After a commit that at least `GATHER_FROM` callers shared, the next begins when as many wait, or
+    `ENOUGH` items, or `gather_seconds` later.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class GroupCommit(Generic[Item, Result]):
         self._backlog_limit = backlog_limit
         self._shared_errors = shared_errors
         self._gather_seconds = gather_seconds
-        self._wanted = 0
+        self._most_gathered = min(ENOUGH, batch_limit, backlog_limit)
+        self._shared = 0
         self._enough = asyncio.Event()
         self._waiting: deque[Entries[Item, Result]] = deque()
         self._backlog = 0
@@ -100,7 +101,7 @@ class GroupCommit(Generic[Item, Result]):
     def _take(self, entries: Entries[Item, Result]) -> None:
         self._waiting.append(entries)
         self._backlog += len(entries)
-        if self._backlog >= self._wanted:
+        if self._has_enough():
             self._enough.set()
         if self._flush is None:
             self._flush = asyncio.create_task(self._flush_all())
@@ -108,16 +109,18 @@ class GroupCommit(Generic[Item, Result]):
     async def _flush_all(self) -> None:
         try:
             while self._waiting:
-                batch = self._next_batch()
-                await self._commit_batch(batch)
-                await self._gather(len(batch))
+                await self._commit_batch(self._next_batch())
+                await self._gather()
         finally:
             self._flush = None
 
-    async def _gather(self, shared: int) -> None:
+    def _has_enough(self) -> bool:
+        """Tell whether as many callers wait as shared the last commit, or enough items."""
+        return len(self._waiting) >= self._shared or self._backlog >= self._most_gathered
+
+    async def _gather(self) -> None:
         """Wait for those who shared the last commit to come again, but not for long."""
-        self._wanted = min(shared, ENOUGH, self._batch_limit, self._backlog_limit)
-        if not self._gather_seconds or shared < GATHER_FROM or self._backlog >= self._wanted:
+        if not self._gather_seconds or self._shared < GATHER_FROM or self._has_enough():
             return
         self._enough.clear()
         timer = asyncio.get_running_loop().call_later(self._gather_seconds, self._enough.set)
@@ -128,8 +131,10 @@ class GroupCommit(Generic[Item, Result]):
 
     def _next_batch(self) -> Entries[Item, Result]:
         batch = self._waiting.popleft()
+        self._shared = 1
         while self._waiting and len(batch) + len(self._waiting[0]) <= self._batch_limit:
             batch += self._waiting.popleft()
+            self._shared += 1
         self._backlog -= len(batch)
         return batch
 

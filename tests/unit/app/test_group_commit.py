@@ -258,14 +258,28 @@ async def test_a_full_batch_waits_for_no_more_than_fit() -> None:
     assert [len(batch) for batch in commits.batches] == [limit] * math.ceil(len(numbers) / limit)
 
 
-async def test_a_backlog_that_can_hold_no_more_is_waited_for_no_longer() -> None:
+async def test_one_caller_with_many_items_puts_off_nobody() -> None:
     commits = Commits()
-    one = group(commits, backlog_limit=2 * GATHER_FROM, gather_seconds=LONG)
-    await settled([asyncio.create_task(one.add(0))])
-    await settled(entered(one, range(2 * GATHER_FROM)))
-    small = group(commits, backlog_limit=GATHER_FROM - 1, gather_seconds=LONG)
-    await asyncio.wait_for(asyncio.gather(*small.enter(range(GATHER_FROM))), 5)
-    await settled(entered(small, range(GATHER_FROM - 1)))
+    one = group(commits, gather_seconds=LONG)
+    await asyncio.wait_for(asyncio.gather(*one.enter(range(4 * GATHER_FROM))), 5)
+    assert await asyncio.wait_for(one.add(7), 5) == 70
+
+
+async def test_a_backlog_that_can_hold_no_more_is_not_waited_for() -> None:
+    commits = Commits()
+    commits.gate.clear()
+    small = group(commits, backlog_limit=GATHER_FROM, gather_seconds=LONG)
+    first = entered(small, range(1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    again = entered(small, range(1, 1 + GATHER_FROM))
+    await asyncio.sleep(0)
+    commits.gate.set()
+    await settled([*first, *again])
+    # Two callers fill it: they are fewer than shared the last commit.
+    together = [*small.enter(range(GATHER_FROM - 1)), *small.enter(range(1))]
+    await asyncio.wait_for(asyncio.gather(*together), 5)
+    assert [len(batch) for batch in commits.batches] == [1, GATHER_FROM, GATHER_FROM]
 
 
 async def test_nobody_waits_where_enough_are_there() -> None:
